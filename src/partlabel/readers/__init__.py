@@ -1,0 +1,126 @@
+"""Files of the world into a LabelStore: one small module per format, one table of them all.
+
+A reader is a function ``read(job, sources, *, options) -> LabelStore``. Its signature is its command
+line: ``partlabel import NAME`` takes the same arguments, with the annotations as help.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from partlabel import draw
+from partlabel.errors import DataError, UsageError
+from partlabel.files import Progress, Silent, refuse_existing
+from partlabel.readers import chexpert, coco, csl, lvis, nuswide, openimages, stores, table, voc
+from partlabel.readers.base import Job, with_split
+from partlabel.store import LabelStore
+
+READERS: dict[str, Callable[..., LabelStore]] = {
+    "table": table.read,
+    "openimages": openimages.read,
+    "csl": csl.read,
+    "lvis": lvis.read,
+    "coco": coco.read,
+    "voc": voc.read,
+    "nuswide": nuswide.read,
+    "chexpert": chexpert.read,
+    "stores": stores.read,
+}
+
+_CHECK_AT_MOST = 200_000  # images looked for on disk; of more, an even sample
+
+
+def import_labels(
+    name: str,
+    sources: Any,
+    *,
+    out: Path,
+    images: Path | None = None,
+    path_template: str | None = None,
+    val: float | None = None,
+    seed: int = 0,
+    strict: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    **options: Any,
+) -> dict[Path, LabelStore]:
+    """Read a data set, save it as ``out``, and give back what was saved where.
+
+    Args:
+        name: A key of READERS.
+        sources: What the reader reads: a list of files, or a folder.
+        out: The store to write; further layers are written beside it.
+        images: The folder with the images; default is beside the label files.
+        path_template: How to make a path from id and split, as ``{split}/{id:016x}.jpg``.
+        val: The share of images to put into split "val" where the data has no splits.
+        seed: Which images those are.
+        strict: Refuse labels that are annotated both present and absent.
+        overwrite: Replace what is at ``out``.
+        progress: Who is told how far it is.
+        options: The reader's own.
+    """
+    if name not in READERS:
+        raise UsageError(f"there is no format {name!r}; choose from {', '.join(READERS)}")
+    if val is not None and not 0 < val < 1:
+        raise UsageError(f"--val must be between 0 and 1, got {val:g}")
+    refuse_existing(out, overwrite=overwrite)
+    job = Job(images=images, path_template=path_template, progress=progress or Silent())
+    store = READERS[name](job, sources, **options)
+    if strict and store.origin.conflicts:
+        examples = [note for note in store.origin.notes if note.startswith("present and absent")]
+        what = f"{store.origin.conflicts:,} labels are annotated present and absent ({examples[0]})"
+        raise DataError(what, fix="mend them, or leave --strict out: then present wins")
+    layers = {out: store} | {
+        out.with_name(f"{out.name.removesuffix('.labels')}.{layer}.labels"): sibling
+        for layer, sibling in job.siblings.items()
+    }
+    for path in layers:
+        refuse_existing(path, overwrite=overwrite)
+    made_by = {"import": name, **_recorded(options)}
+    saved = {}
+    for path, layer in layers.items():
+        layer.origin = replace(layer.origin, made_by=layer.origin.made_by or made_by)
+        saved[path] = (
+            layer if val is None else with_split(layer, val, seed=seed, keyed=draw.image_keys)
+        )
+        saved[path].save(path, overwrite=overwrite)
+    return saved
+
+
+def images_found(store: LabelStore) -> tuple[int, int]:
+    """How many images are on disk, of how many looked for.
+
+    All that have a path are looked for, or an even sample where there are very many.
+    """
+    root = store.origin.image_root
+    if root is None or not len(store):
+        return 0, 0
+    step = -(-len(store) // _CHECK_AT_MOST)
+    paths = store.images.paths(np.arange(0, len(store), step))
+    folders: dict[Path, bool] = {}
+    found = 0
+    wanted = [path for path in paths if path is not None]
+    for path in wanted:
+        full = Path(root, path)
+        if full.parent not in folders:
+            folders[full.parent] = full.parent.is_dir()
+        found += folders[full.parent] and full.is_file()
+    return found, len(wanted)
+
+
+def _recorded(options: dict[str, Any]) -> dict[str, Any]:
+    """Options as they go into meta.json: files by name, what was not given left out."""
+    return {
+        name: _plain(value) for name, value in options.items() if value not in (None, False, [])
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return value.name
+    return [_plain(entry) for entry in value] if isinstance(value, list) else value

@@ -1,0 +1,271 @@
+"""What every reader is given and what it gives back; the pieces that several readers share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from partlabel.assemble import Assembled, Ints
+from partlabel.errors import DataError, UsageError, suggest
+from partlabel.files import Progress, Silent, Source
+from partlabel.readers.scan_csv import CsvFile
+from partlabel.store import LabelStore, Origin
+from partlabel.tables import ClassTable, ImageTable, check_template
+
+
+@dataclass(kw_only=True)
+class Job:
+    """One import: the options every format has, and what the readers report."""
+
+    images: Path | None = None
+    """The folder that image paths are relative to, where the user named one."""
+    path_template: str | None = None
+    """How to make a path from id and split, where the user gave one."""
+    progress: Progress = field(default_factory=Silent)
+    sources: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    siblings: dict[str, LabelStore] = field(default_factory=dict)
+    """Other layers of labels, saved beside the main store as NAME.<layer>.labels."""
+
+    def open(self, path: str | Path) -> Source:
+        """Open an input file; call :meth:`done` when it is read."""
+        return Source(path, self.progress)
+
+    def done(self, source: Source) -> None:
+        """Note name, size and checksum of a file that was read."""
+        self.sources.append(source.record())
+
+    def note(self, count: int, text: str) -> None:
+        """Report something that was left out or changed, unless it never happened."""
+        if count:
+            self.notes.append(f"{count:,} {text}")
+
+    def read_text(self, path: str | Path) -> str:
+        """Read a small text file whole."""
+        source = self.open(path)
+        text = source.read_text()
+        self.done(source)
+        return text
+
+    def store(
+        self,
+        classes: ClassTable,
+        images: ImageTable,
+        labels: Assembled,
+        *,
+        root: Path | None = None,
+        complete: bool = False,
+    ) -> LabelStore:
+        """Make the store whose row i is the image i; keys of ``labels`` are row numbers."""
+        twice = images.duplicate()
+        if twice is not None:
+            raise DataError(
+                f"image {twice} is there twice", fix="an image belongs to one row and one split"
+            )
+        images.template = self.path_template or images.template
+        folder = self.images or root
+        return LabelStore(
+            classes,
+            images,
+            indptr=labels.spread(len(images)),
+            codes=labels.positives_only().codes if complete else labels.codes,
+            complete=complete,
+            origin=Origin(
+                sources=tuple(self.sources),
+                image_root=None if folder is None else str(folder.absolute()),
+                conflicts=labels.conflicts,
+                duplicates=labels.duplicates,
+                notes=tuple(self.notes) + conflict_notes(labels, classes, images),
+            ),
+        )
+
+
+def conflict_notes(labels: Assembled, classes: ClassTable, images: ImageTable) -> tuple[str, ...]:
+    """Show the first labels that were annotated both present and absent."""
+    return tuple(
+        f"present and absent, taken as present: image {images.show_id(key)}, class {classes.ids[index]}"
+        for key, index in labels.examples
+    )
+
+
+class Vocabulary:
+    """Class ids to indices: of a given class table, or of whatever ids turn up."""
+
+    def __init__(self, classes: ClassTable | None) -> None:
+        self.classes = classes
+        self.index: dict[str, int] = {} if classes is None else classes.index
+        self._lock = Lock()  # blocks of a file are read on several threads
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def indices(self, ids: Iterable[str]) -> Ints:
+        """The index of each id; -1 where the table does not have it."""
+        if self.classes is None:
+            with self._lock:
+                found = [self.index.setdefault(name, len(self.index)) for name in ids]
+        else:
+            found = [self.index.get(name, -1) for name in ids]
+        return np.array(found, dtype=np.int64)
+
+    def final(self) -> tuple[ClassTable, Ints]:
+        """The class table, sorted where it was collected, and the final index of each index."""
+        if self.classes is not None:
+            return self.classes, np.arange(len(self.classes))
+        ids = sorted(self.index)
+        final = np.zeros(len(ids), np.int64)
+        final[[self.index[name] for name in ids]] = np.arange(len(ids))
+        return ClassTable(ids), final
+
+    def missing(self, name: str) -> tuple[str, str]:
+        """What to say about an id that the table does not have."""
+        return f"unknown class {name!r}", suggest(name, self.index) + ", or complete the class file"
+
+
+def split_and_file(argument: str, official: str | None = None) -> tuple[str | None, Path]:
+    """Read ``SPLIT=FILE``; without SPLIT it is taken from the name where that is an official one.
+
+    Example:
+        >>> split_and_file("train=labels.csv")
+        ('train', PosixPath('labels.csv'))
+        >>> split_and_file("instances_val2014.json", r"instances_(train|val)20(14|17)")
+        ('val', PosixPath('instances_val2014.json'))
+    """
+    named = re.fullmatch(r"([A-Za-z][\w-]*)=(.+)", argument)
+    if named and not Path(argument).exists():
+        return named[1], Path(named[2])
+    path = Path(argument)
+    if official is not None:
+        match = re.search(official, path.as_posix())
+        if match:
+            return match[1], path
+    return None, path
+
+
+def read_classes(job: Job, path: str | Path) -> ClassTable:
+    """Read a class list: one id per line, or a csv with an id (or label) and perhaps a name."""
+    if Path(path).suffix.lower() not in (".csv", ".tsv"):
+        ids = [line.strip() for line in job.read_text(path).splitlines()]
+        return _class_table(path, [name for name in ids if name], None)
+    rows = read_rows(job, path)
+    if not rows:
+        raise DataError("has no classes", path=path)
+    columns = list(rows[0])
+    id_column = _first_of(columns, ("id", "label", "class", "LabelName"), path)
+    name_column = next((name for name in ("name", "DisplayName") if name in columns), id_column)
+    if "index" in columns:
+        rows.sort(key=lambda row: _index_of(row, path))
+        if [_index_of(row, path) for row in rows] != list(range(len(rows))):
+            raise DataError("column 'index' must count 0, 1, 2, ... without gap", path=path)
+    return _class_table(path, [row[id_column] for row in rows], [row[name_column] for row in rows])
+
+
+def read_rows(job: Job, path: str | Path, columns: list[str] | None = None) -> list[dict[str, str]]:
+    """Read a small csv whole, as one dict of strings per row; ``columns`` where it has no header."""
+    import pyarrow as pa
+
+    source = job.open(path)
+    file = CsvFile(source, columns=columns, delimiter="\t" if Path(path).suffix == ".tsv" else ",")
+    types = {name: pa.string() for name in file.columns}
+    rows = [row for block in file.scan(types, lambda table: table.to_pylist()) for row in block]
+    job.done(source)
+    return rows
+
+
+def _class_table(path: str | Path, ids: Sequence[str], names: Sequence[str] | None) -> ClassTable:
+    if not ids:
+        raise DataError("has no classes", path=path)
+    try:
+        return ClassTable(ids, names)
+    except UsageError as error:
+        raise DataError(str(error), path=path) from error
+
+
+def _index_of(row: dict[str, str], path: str | Path) -> int:
+    try:
+        return int(row["index"])
+    except ValueError as error:
+        raise DataError(f"index {row['index']!r} is not a whole number", path=path) from error
+
+
+def _first_of(columns: Sequence[str], choices: Sequence[str], path: str | Path) -> str:
+    for name in choices:
+        if name in columns:
+            return name
+    raise DataError(
+        f"no column {' or '.join(choices)}",
+        path=path,
+        line=1,
+        fix=f"there is: {', '.join(columns)}",
+    )
+
+
+def relative_paths(paths: Any, root: Path) -> Any:
+    """Check that paths stay inside the image root; absolute ones below it are made relative.
+
+    Args:
+        paths: An Arrow array of strings.
+        root: The folder they are relative to.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    suspect = pc.match_substring_regex(paths, r"^[/\\]|^[A-Za-z]:|(^|[/\\])\.\.([/\\]|$)|\x00")
+    if not pc.any(suspect).as_py():
+        return paths
+    base = root.absolute()
+    mended: list[str | None] = []
+    for path, bad in zip(paths.to_pylist(), suspect.to_pylist(), strict=True):
+        if bad and not (Path(path).is_relative_to(base) and ".." not in Path(path).parts):
+            fix = f"give --images, the folder that holds it (now {base})"
+            raise DataError(f"image path {path!r} leaves the image folder", fix=fix)
+        mended.append(Path(path).relative_to(base).as_posix() if bad else path)
+    return pa.array(mended, pa.string())
+
+
+def unless_template(
+    paths: Sequence[str], ids: Sequence[int], splits: Sequence[str | None], template: str
+) -> list[str | None]:
+    """Leave out (None) the paths that the template gives anyway."""
+    check_template(template)
+    whole = zip(paths, ids, splits, strict=True)
+    return [None if template.format(id=i, split=s) == path else path for path, i, s in whole]
+
+
+def with_split(
+    store: LabelStore, share: float, *, seed: int, keyed: Callable[..., Any]
+) -> LabelStore:
+    """Put a share of the images into split ``val`` and the rest into ``train``."""
+    if set(store.images.split_counts) - {""}:
+        there = ", ".join(store.images.split_counts)
+        raise UsageError(f"--val: the data has splits already ({there}); leave --val out")
+    count = min(max(round(share * len(store)), 1), len(store) - 1)
+    order = np.argsort(keyed(store.images, seed=seed), kind="stable")
+    splits: npt.NDArray[np.object_] = np.full(len(store), "train", dtype=object)
+    splits[order[:count]] = "val"
+    table = store.images.table
+    paths = table["path"] if "path" in table.column_names else None
+    images = ImageTable.make(
+        table["id"].combine_chunks(), paths=paths, splits=splits, template=store.images.template
+    )
+    made_by = {**store.origin.made_by, "val": share, "seed": seed}
+    return replace_images(store, images, made_by=made_by)
+
+
+def replace_images(store: LabelStore, images: ImageTable, **origin: Any) -> LabelStore:
+    """The same labels with another image table."""
+    return LabelStore(
+        store.classes,
+        images,
+        indptr=store.indptr,
+        codes=store.codes,
+        complete=store.complete,
+        origin=replace(store.origin, **origin),
+    )

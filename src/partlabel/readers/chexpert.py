@@ -1,0 +1,97 @@
+"""CheXpert: 1.0 present, 0.0 absent, -1.0 uncertain, blank unmentioned. Uncertain is kept beside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+
+from partlabel.assemble import Assembler
+from partlabel.errors import DataError
+from partlabel.readers.base import Job, split_and_file
+from partlabel.readers.rows import ImageRows
+from partlabel.readers.scan_csv import BadRow, CsvFile
+from partlabel.store import LabelStore
+from partlabel.tables import ClassTable
+
+OFFICIAL = r"(?:^|/)(train|valid|test)[^/]*\.csv"
+ABOUT = ("Path", "Sex", "Age", "Frontal/Lateral", "AP/PA")
+
+
+def read(
+    job: Job,
+    files: Annotated[list[str], "[SPLIT=]FILE, as train.csv and valid.csv"],
+    *,
+    uncertain: Annotated[
+        Literal["unknown", "present", "absent"], "what -1 (uncertain) becomes in the main store"
+    ] = "unknown",
+) -> LabelStore:
+    """Read CheXpert; the uncertain labels are also saved as NAME.uncertain.labels."""
+    images = ImageRows()
+    names: list[str] = []
+    labels = unsure = Assembler(classes=1)
+    for file in files:
+        split, path = split_and_file(file, OFFICIAL)
+        source = job.open(path)
+        table = CsvFile(source)
+        table.require("Path")
+        here = [name for name in table.columns if name not in ABOUT]
+        if not names:
+            names = here
+            labels, unsure = Assembler(classes=len(names)), Assembler(classes=len(names))
+        if not here or here != names:
+            raise DataError("has other observations than the files before it", path=path, line=1)
+        _read_file(table, split, names, images, labels, unsure, uncertain)
+        job.done(source)
+    first = split_and_file(files[0], OFFICIAL)[1].absolute()
+    root = _root(first, images)
+    table_of_images = images.table(root=job.images or root, template=job.path_template)
+    doubt = unsure.finish()
+    job.note(len(doubt.codes), f"uncertain labels, taken as {uncertain}")
+    classes = ClassTable(names)
+    job.siblings["uncertain"] = job.store(classes, table_of_images, doubt, root=root)
+    return job.store(classes, table_of_images, labels.finish(), root=root)
+
+
+def _read_file(
+    table: CsvFile,
+    split: str | None,
+    names: list[str],
+    images: ImageRows,
+    labels: Assembler,
+    unsure: Assembler,
+    uncertain: str,
+) -> None:
+    import pyarrow as pa
+
+    types = {"Path": pa.string(), **{name: pa.float64() for name in names}}
+
+    def take(block: Any) -> None:
+        rows = images.rows(
+            block["Path"].combine_chunks(), splits=pa.array([split] * block.num_rows, pa.string())
+        )
+        for index, name in enumerate(names):
+            values = block[name].to_numpy()
+            wrong = np.flatnonzero(~(np.isin(values, (1.0, 0.0, -1.0)) | np.isnan(values)))
+            if len(wrong):
+                what = f"{name} {values[wrong[0]]:g} is not 1, 0, -1 or blank"
+                raise BadRow(int(wrong[0]), what)
+            doubt = values == -1
+            unsure.add(
+                rows[doubt], np.full(int(doubt.sum()), index), np.zeros(int(doubt.sum()), np.bool_)
+            )
+            known = (values == 1) | (values == 0)
+            if uncertain != "unknown":
+                known |= doubt
+            absent = (values == 0) | (doubt & (uncertain == "absent"))
+            labels.add(rows[known], np.full(int(known.sum()), index), absent[known])
+
+    table.each(types, take)
+
+
+def _root(csv: Path, images: ImageRows) -> Path:
+    """Paths begin with the name of the folder the csv lies in."""
+    first = images.first()
+    inside = first is not None and str(first).split("/")[0] == csv.parent.name
+    return csv.parent.parent if inside else csv.parent

@@ -1,0 +1,197 @@
+"""Rows of csv or parquet tables, and the images they speak of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from partlabel.assemble import Ints
+from partlabel.errors import DataError, suggest
+from partlabel.files import Source
+from partlabel.readers.base import Job, relative_paths
+from partlabel.readers.openimages import decode_hex, hex_bytes
+from partlabel.readers.scan_csv import BadRow, CsvFile
+from partlabel.tables import ImageTable
+
+T = TypeVar("T")
+
+_PARQUET_ROWS = 1 << 18
+
+
+class ParquetFile:
+    """A parquet file with the interface of CsvFile; columns have types of their own."""
+
+    typed = True
+
+    def __init__(self, source: Source) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        self.source = source
+        try:
+            self._file = pq.ParquetFile(source.path)
+        except (pa.ArrowException, OSError) as error:
+            raise self._error(error) from error
+        self.columns: list[str] = self._file.schema_arrow.names
+
+    def require(self, name: str, option: str | None = None) -> str:
+        """Check that there is a column of this name."""
+        if name in self.columns:
+            return name
+        how = f"; name it with {option}" if option else ""
+        raise DataError(
+            f"no column {name!r}", path=self.source.path, fix=suggest(name, self.columns) + how
+        )
+
+    def scan(self, types: Mapping[str, Any], convert: Callable[[Any], T]) -> Iterator[T]:
+        """Hand batches of rows with the columns in ``types`` to ``convert``."""
+        import pyarrow as pa
+
+        before = 0
+        try:
+            for batch in self._file.iter_batches(_PARQUET_ROWS, columns=list(types)):
+                table = self._cast(pa.table(batch), types)
+                try:
+                    yield convert(table)
+                except BadRow as error:
+                    key = f"row {before + error.row + 1}"
+                    raise DataError(
+                        error.what, path=self.source.path, key=key, fix=error.fix
+                    ) from None
+                before += batch.num_rows
+                self.source.progress.advance(rows=batch.num_rows)
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise self._error(error) from error
+
+    def each(self, types: Mapping[str, Any], take: Callable[[Any], None]) -> None:
+        """Hand batches of rows to ``take``."""
+        for _ in self.scan(types, take):
+            pass
+
+    def _cast(self, table: Any, types: Mapping[str, Any]) -> Any:
+        """Bring plain columns to the wanted type; lists stay as they are."""
+        import pyarrow as pa
+
+        for name, kind in types.items():
+            column = table[name].combine_chunks()
+            if pa.types.is_dictionary(column.type):
+                column = column.dictionary_decode()
+            if kind is not None and column.type != kind and not pa.types.is_list(column.type):
+                try:
+                    column = column.cast(kind)
+                except pa.ArrowException as error:
+                    what = f"column {name!r} of type {column.type} is not {kind} ({error})"
+                    raise DataError(what, path=self.source.path) from error
+            table = table.set_column(table.column_names.index(name), name, column)
+        return table
+
+    def _error(self, error: Exception) -> DataError:
+        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return DataError(f"is not readable as parquet ({text})", path=self.source.path)
+
+
+def open_table(job: Job, path: Path, delimiter: str | None = None) -> CsvFile | ParquetFile:
+    """Open a table by its ending: .parquet, else csv (tab for .tsv)."""
+    source = job.open(path)
+    if path.suffix.lower() in (".parquet", ".pq"):
+        return ParquetFile(source)
+    tabs = ".tsv" in (suffix.lower() for suffix in path.suffixes)
+    return CsvFile(source, delimiter=delimiter or ("\t" if tabs else ","))
+
+
+class ImageRows:
+    """Gives each image id a row, in order of first appearance, and remembers its path and split."""
+
+    def __init__(self) -> None:
+        self._row: dict[Any, int] = {}
+        self._type: Any = None
+        self._about: list[tuple[str | None, str | None]] = []
+
+    def __len__(self) -> int:
+        return len(self._row)
+
+    def first(self) -> Any:
+        """The first id, or None."""
+        return next(iter(self._row), None)
+
+    def rows(self, ids: Any, *, paths: Any = None, splits: Any = None) -> Ints:
+        """The row of each id of an Arrow array."""
+        if ids.null_count:
+            missing = int(np.argmin(np.asarray(ids.is_valid())))
+            raise BadRow(missing, "has no image id")
+        self._type = self._type or ids.type
+        encoded = ids.dictionary_encode()
+        codes = encoded.indices.to_numpy()
+        known = len(self._row)
+        found = [
+            self._row.setdefault(key, len(self._row)) for key in encoded.dictionary.to_pylist()
+        ]
+        rows = np.array(found, np.int64)[codes] if len(codes) else np.zeros(0, np.int64)
+        if paths is not None or splits is not None:
+            self._remember(rows, known, paths, splits)
+        return rows
+
+    def _remember(self, rows: Ints, known: int, paths: Any, splits: Any) -> None:
+        nothing = [None] * len(rows)
+        about = list(
+            zip(
+                nothing if paths is None else paths.to_pylist(),
+                nothing if splits is None else (split or None for split in splits.to_pylist()),
+                strict=True,
+            )
+        )
+        self._about.extend([(None, None)] * (len(self._row) - len(self._about)))
+        _, first = np.unique(rows, return_index=True)
+        for place in first.tolist():
+            if rows[place] >= known:
+                self._about[rows[place]] = about[place]
+        for place, row in enumerate(rows.tolist()):
+            if self._about[row] != about[place]:
+                what = (
+                    f"the image has (path, split) {about[place]} here and {self._about[row]} before"
+                )
+                raise BadRow(place, what, "an image has one path and one split")
+
+    def table(self, *, root: Path, template: str | None) -> ImageTable:
+        """The image table; a string id is its own path where nothing else says it."""
+        import pyarrow as pa
+
+        ids = pa.array(self._row, self._type or pa.string())
+        paths = splits = None
+        if self._about:
+            paths, splits = (list(column) for column in zip(*self._about, strict=True))
+            if not any(path is not None for path in paths):
+                paths = None
+        if paths is not None:
+            paths = relative_paths(pa.array(paths, pa.string()), root)
+        elif template is None and ids.type == pa.string():
+            ids = relative_paths(ids, root)
+            template = "{id}"
+        return ImageTable.make(ids, paths=paths, splits=splits, template=template)
+
+
+def id_type(kind: str, *, typed: bool) -> Any:
+    """The Arrow type that an id column is parsed as; a typed file says it itself."""
+    import pyarrow as pa
+
+    if kind == "string" and typed:
+        return None
+    return {"string": pa.string(), "int": pa.int64(), "hex": pa.binary(16)}[kind]
+
+
+def plain_ids(ids: Any) -> Any:
+    """Ids as int64, uint64 or strings: 16 hex digits become a number."""
+    import pyarrow as pa
+
+    ids = ids.combine_chunks()
+    if pa.types.is_fixed_size_binary(ids.type) and ids.type.byte_width == 16:
+        raw = hex_bytes(ids)
+        return pa.array(decode_hex(raw, np.arange(len(raw))))
+    if pa.types.is_large_string(ids.type) or pa.types.is_string(ids.type):
+        return ids.cast(pa.string())
+    if pa.types.is_integer(ids.type):
+        return ids if ids.type == pa.uint64() else ids.cast(pa.int64())
+    raise BadRow(0, f"image ids of type {ids.type} cannot be used", "use whole numbers or strings")

@@ -1,0 +1,124 @@
+"""Large json files of one object with long arrays, element by element, in little memory.
+
+COCO and LVIS files reach a gigabyte; loading one as a whole takes five times that. Here only one
+element of an array is held at a time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from partlabel.errors import DataError
+from partlabel.files import READ_ERRORS, Source
+
+_BLOCK = 4 << 20
+_LONGEST_ELEMENT = 64 << 20
+_SPACE = " \t\r\n"
+
+
+class JsonFile:
+    """A json object read as a stream of (key, element) pairs.
+
+    A value that is an array gives one pair per element; any other value gives one pair.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self._stream = source.text()
+        self._decoder = json.JSONDecoder()
+        self._text = ""
+        self._at = 0
+        self._lines = 0
+        self._ended = False
+
+    def pairs(self) -> Iterator[tuple[str, Any]]:
+        """Walk through the file."""
+        self._expect("{")
+        if self._peek() == "}":
+            return
+        while True:
+            key = self._value()
+            if not isinstance(key, str):
+                raise self._error("expected a key")
+            self._expect(":")
+            if self._peek() == "[":
+                yield from ((key, element) for element in self._elements())
+            else:
+                yield key, self._value()
+            if self._peek() != ",":
+                break
+            self._at += 1
+        self._expect("}")
+        if self._peek():
+            raise self._error("text after the end of the object")
+
+    def _elements(self) -> Iterator[Any]:
+        self._expect("[")
+        if self._peek() == "]":
+            self._at += 1
+            return
+        while True:
+            yield self._value()
+            self.source.progress.advance(rows=1)
+            mark = self._peek()
+            self._at += 1
+            if mark == "]":
+                return
+            if mark != ",":
+                self._at -= 1
+                raise self._error("expected , or ]")
+
+    def _value(self) -> Any:
+        """Decode one value; an incomplete one at the end of the buffer asks for more text."""
+        self._peek()
+        while True:
+            try:
+                value, end = self._decoder.raw_decode(self._text, self._at)
+            except (ValueError, RecursionError) as error:
+                if len(self._text) - self._at > _LONGEST_ELEMENT or not self._more():
+                    what = getattr(error, "msg", "a number too long or nested too deeply")
+                    raise self._error(what, getattr(error, "pos", self._at)) from error
+                continue
+            # A number that touches the end of the buffer may go on in the next one.
+            if end == len(self._text) and isinstance(value, int | float) and self._more():
+                continue
+            self._at = end
+            return value
+
+    def _peek(self) -> str:
+        """The next character that is not white space, or an empty string at the end."""
+        while True:
+            while self._at < len(self._text) and self._text[self._at] in _SPACE:
+                self._at += 1
+            if self._at < len(self._text):
+                return self._text[self._at]
+            if not self._more():
+                return ""
+
+    def _expect(self, mark: str) -> None:
+        if self._peek() != mark:
+            raise self._error(f"expected {mark}")
+        self._at += 1
+
+    def _more(self) -> bool:
+        """Forget what is behind, read on; False at the end of the file."""
+        if self._ended:
+            return False
+        self._lines += self._text.count("\n", 0, self._at)
+        try:
+            block = self._stream.read(max(_BLOCK, len(self._text) - self._at))
+        except (*READ_ERRORS, UnicodeDecodeError) as error:
+            raise self.source.unreadable(error) from error
+        self._text = self._text[self._at :] + block
+        self._at = 0
+        self._ended = not block
+        return bool(block)
+
+    def _error(self, what: str, at: int | None = None) -> DataError:
+        where = self._at if at is None else at
+        line = self._lines + self._text.count("\n", 0, where) + 1
+        seen = self._text[where : where + 20]
+        found = f" at {seen!r}" if seen else " at the end of the file: is it cut off?"
+        return DataError(f"not valid json ({what}){found}", path=self.source.path, line=line)

@@ -1,0 +1,21 @@
+"""Two or more stores into one, the earlier believed over the later: verified over machine labels."""
+
+from __future__ import annotations
+
+from functools import reduce
+from pathlib import Path
+from typing import Annotated
+
+from partlabel.errors import UsageError
+from partlabel.merge import merge
+from partlabel.readers.base import Job
+from partlabel.store import LabelStore
+
+
+def read(
+    job: Job, stores: Annotated[list[Path], "two or more stores; the first has the last word"]
+) -> LabelStore:
+    """Merge label stores."""
+    if len(stores) < 2:
+        raise UsageError("merging needs at least two stores")
+    return reduce(merge, [LabelStore.open(path) for path in stores])

@@ -1,0 +1,244 @@
+"""The two tables of a store: which classes there are, and which images (ids, paths, splits)."""
+
+from __future__ import annotations
+
+import csv
+import re
+import string
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from partlabel.errors import ClassMismatchError, StoreError, UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Rows = npt.NDArray[np.int64]
+
+ID_TYPES = ("uint64", "int64", "string")
+_FIELD = re.compile(r"0?\d*[xd]?")
+
+
+class ClassTable:
+    """The classes of a store, in the order of their indices; matched by id, never by position.
+
+    Example:
+        >>> classes = ClassTable(["/m/01g317", "/m/09j2d"], ["Person", "Clothing"])
+        >>> len(classes), classes.index["/m/09j2d"], classes.names[1]
+        (2, 1, 'Clothing')
+    """
+
+    def __init__(self, ids: Iterable[str], names: Iterable[str] | None = None) -> None:
+        self.ids = tuple(ids)
+        self.names = self.ids if names is None else tuple(names)
+        if len(self.names) != len(self.ids):
+            raise ValueError(f"{len(self.names)} names for {len(self.ids)} class ids")
+        if len(self.index) != len(self.ids):
+            twice = next(name for i, name in enumerate(self.ids) if self.index[name] != i)
+            raise UsageError(f"class id {twice!r} is there twice; class ids must be unique")
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ClassTable) and (self.ids, self.names) == (other.ids, other.names)
+
+    __hash__ = None  # type: ignore[assignment]  # compared by content, and large
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """From class id to class index."""
+        return {name: i for i, name in enumerate(self.ids)}
+
+    def positions_in(self, other: ClassTable) -> Rows:
+        """For each class here, its index in ``other``; refuses tables with different ids."""
+        missing = [name for name in self.ids if name not in other.index]
+        extra = [name for name in other.ids if name not in self.index]
+        if missing or extra:
+            raise ClassMismatchError(
+                f"the classes differ: {len(missing)} only in the first ({_some(missing)}), "
+                f"{len(extra)} only in the second ({_some(extra)})"
+            )
+        return np.array([other.index[name] for name in self.ids], dtype=np.int64)
+
+    def write(self, path: Path) -> None:
+        """Write ``index,id,name`` as csv."""
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(["index", "id", "name"])
+            writer.writerows(
+                (i, *row) for i, row in enumerate(zip(self.ids, self.names, strict=True))
+            )
+
+    @classmethod
+    def read(cls, path: Path) -> ClassTable:
+        """Read what :meth:`write` wrote."""
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.reader(file))
+        if not rows or rows[0] != ["index", "id", "name"] or any(len(row) != 3 for row in rows):
+            raise StoreError(f"{path}: is not a class table of a store (index,id,name)")
+        return cls([row[1] for row in rows[1:]], [row[2] for row in rows[1:]])
+
+
+class ImageTable:
+    """The images of a store: an id each, where the file is, and which split it belongs to.
+
+    Kept as an Arrow table with the columns ``id`` and, where there are any, ``path``, ``shard``,
+    ``offset`` and ``split``. A path that the template gives is not stored (null).
+
+    Example:
+        >>> images = ImageTable.make(np.array([7], dtype=np.uint64), template="{id:04x}.jpg")
+        >>> images.paths([0])
+        ['0007.jpg']
+    """
+
+    def __init__(self, table: pa.Table, template: str | None = None) -> None:
+        self.table = table
+        self.template = template
+        if template is not None:
+            check_template(template)
+
+    @classmethod
+    def make(
+        cls,
+        ids: Any,
+        *,
+        paths: Any = None,
+        splits: Any = None,
+        template: str | None = None,
+    ) -> ImageTable:
+        """Build the table from columns: arrays or lists, one entry per image."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        column = pa.array(ids) if len(ids) else pa.array(ids, _arrow_type(ids))
+        columns = {"id": column}
+        if paths is not None:
+            path = pa.array(paths, pa.string())
+            if path.null_count < len(path):
+                columns["path"] = path
+        if splits is not None:
+            split = (
+                splits if isinstance(splits, pa.DictionaryArray) else pa.array(splits, pa.string())
+            )
+            if split.null_count < len(split):
+                columns["split"] = pc.dictionary_encode(split)
+        return cls(pa.table(columns), template)
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    @property
+    def id_type(self) -> str:
+        """How ids are kept: uint64 (hex ids), int64 or string."""
+        return str(self.table.schema.field("id").type)
+
+    @cached_property
+    def ids(self) -> npt.NDArray[Any]:
+        """The ids, as uint64, int64 or objects (str)."""
+        values: npt.NDArray[Any] = self.table["id"].to_numpy()
+        return values
+
+    @cached_property
+    def split_counts(self) -> dict[str, int]:
+        """How many images each split has; images without a split count under ``""``."""
+        if "split" not in self.table.column_names:
+            return {"": len(self)} if len(self) else {}
+        counted = self.table["split"].value_counts().to_pylist()
+        return {row["values"] or "": row["counts"] for row in counted}
+
+    def rows(self, split: str) -> Rows:
+        """The rows of a split, in order."""
+        import pyarrow.compute as pc
+
+        if split not in self.split_counts:
+            there = ", ".join(name or "(none)" for name in self.split_counts)
+            raise UsageError(f"there is no split {split!r}; the splits are: {there}")
+        if "split" not in self.table.column_names:
+            return np.arange(len(self), dtype=np.int64)
+        wanted = pc.equal(pc.fill_null(self.table["split"].cast("string"), ""), split)
+        return np.flatnonzero(wanted.to_numpy()).astype(np.int64)
+
+    def splits(self, rows: Sequence[int] | Rows) -> list[str | None]:
+        """The split of each of these rows."""
+        if "split" not in self.table.column_names:
+            return [None] * len(rows)
+        return list(self.table["split"].take(rows).to_pylist())
+
+    def paths(self, rows: Sequence[int] | Rows) -> list[str | None]:
+        """The path of each of these rows, relative to the image root; None where there is none."""
+        rows = np.asarray(rows, dtype=np.int64)
+        if "path" in self.table.column_names:
+            stored = self.table["path"].take(rows).to_pylist()
+        else:
+            stored = [None] * len(rows)
+        if self.template is None:
+            return stored
+        template = self.template
+        whole = zip(stored, self.table["id"].take(rows).to_pylist(), self.splits(rows), strict=True)
+        return [
+            template.format(id=name, split=split) if path is None else path
+            for path, name, split in whole
+        ]
+
+    def take(self, rows: Rows) -> ImageTable:
+        """The table of some rows only, in the given order."""
+        return ImageTable(self.table.take(rows).combine_chunks(), self.template)
+
+    def find(self, other: ImageTable) -> Rows:
+        """For each image of ``other`` its row here, or -1."""
+        import pyarrow.compute as pc
+
+        if self.id_type != other.id_type:
+            raise UsageError(f"image ids differ in type: {self.id_type} and {other.id_type}")
+        where = pc.index_in(other.table["id"], value_set=self.table["id"])
+        return np.asarray(pc.fill_null(where, -1).to_numpy(), dtype=np.int64)
+
+    def duplicate(self) -> Any:
+        """The first id that is there twice, or None."""
+        import pyarrow.compute as pc
+
+        if pc.count_distinct(self.table["id"]).as_py() == len(self):
+            return None
+        counts = self.table["id"].value_counts().to_pylist()
+        return next(row["values"] for row in counts if row["counts"] > 1)
+
+    def show_id(self, row: int) -> str:
+        """The id of a row as people write it: 16 hex digits for uint64."""
+        value = self.table["id"][row].as_py()
+        return f"{value:016x}" if self.id_type == "uint64" else str(value)
+
+
+def check_template(template: str) -> None:
+    """Check that a path template has only {id}, {id:016x}, {id:012d} and {split}."""
+    try:
+        fields = list(string.Formatter().parse(template))
+    except ValueError as error:
+        raise UsageError(f"path template {template!r}: {error}") from error
+    for _, name, form, conversion in fields:
+        if name is None:
+            continue
+        plain = name == "split" and not form
+        number = name == "id" and _FIELD.fullmatch(form or "") is not None
+        if conversion or not (plain or number):
+            raise UsageError(
+                f"path template {template!r}: use only {{split}}, {{id}} or {{id:016x}} and the like"
+            )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "") if names else "none"
+
+
+def _arrow_type(ids: Any) -> Any:
+    """The type of an empty id column, which has no value to tell it by."""
+    import pyarrow as pa
+
+    if isinstance(ids, np.ndarray) and ids.dtype in (np.uint64, np.int64):
+        return pa.from_numpy_dtype(ids.dtype)
+    return ids.type if isinstance(ids, pa.Array) else pa.string()

@@ -1,0 +1,164 @@
+"""What people see in a terminal: progress, tables, one-line errors. Used by cli.py alone."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+_SECONDS_BETWEEN_LINES = 5.0
+
+
+class _RowRate(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        seconds = task.elapsed or 0
+        rows = task.fields["rows"]
+        return Text(f"{rows / seconds:>10,.0f} rows/s" if seconds and rows else "")
+
+
+class ReadingProgress:
+    """How far the reading of files is: a bar in a terminal, a line now and then elsewhere."""
+
+    def __init__(self) -> None:
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._name = ""
+        self._total = self._read = self._rows = 0
+        self._began = self._said = time.monotonic()
+
+    def __enter__(self) -> ReadingProgress:
+        if err.is_terminal:
+            columns = (
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                TextColumn("{task.percentage:>3.0f}%"),
+                _RowRate(),
+                TimeRemainingColumn(),
+            )
+            self._bar = Progress(*columns, console=err, transient=True)
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def start(self, name: str, total: int) -> None:
+        """Begin a file."""
+        self._name, self._total, self._read, self._rows = name, total, 0, 0
+        self._began = self._said = time.monotonic()
+        if self._bar is not None:
+            if self._task is not None:
+                self._bar.remove_task(self._task)
+            self._task = self._bar.add_task(name, total=max(total, 1), rows=0)
+
+    def advance(self, *, read: int = 0, rows: int = 0) -> None:
+        """Go on."""
+        self._read += read
+        self._rows += rows
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=self._read, rows=self._rows)
+            return
+        now = time.monotonic()
+        if now - self._said >= _SECONDS_BETWEEN_LINES:
+            self._said = now
+            seconds = now - self._began
+            left = seconds * (self._total - self._read) / max(self._read, 1)
+            err.print(
+                f"{self._name}: {self._read / max(self._total, 1):.0%}, "
+                f"{self._rows / seconds:,.0f} rows/s, {left:.0f} s left",
+                markup=False,
+            )
+
+
+def error(text: str) -> None:
+    """Print one line that says what went wrong."""
+    line = " ".join(text.split())
+    err.print(Text.assemble(("error: ", "bold red"), line))
+
+
+def note(text: str) -> None:
+    """Print a line of information about what was done."""
+    out.print(Text(text))
+
+
+def warning(text: str) -> None:
+    """Print a line about something to look at."""
+    out.print(Text.assemble(("warning: ", "yellow"), text))
+
+
+def summary(path: str, found: dict[str, Any]) -> None:
+    """Print what is in a store."""
+    table = Table(
+        title=escape(path), title_style="bold", show_header=False, box=None, padding=(0, 2)
+    )
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(overflow="fold")
+    pairs = found["images"] * found["classes"]
+    splits = ", ".join(f"{name or '(none)'} {count:,}" for name, count in found["splits"].items())
+    rows = {
+        "images": f"{found['images']:,}"
+        + (f"  ({splits})" if set(found["splits"]) != {""} else ""),
+        "classes": f"{found['classes']:,}",
+        "positives": f"{found['positives']:,}  ({found['positives_per_image']:.2f} per image)",
+        "negatives": f"{found['negatives']:,}"
+        + ("  (all that is not listed)" if found["complete"] else ""),
+        "unknown": f"{found['unknown']:,}",
+        "known share": f"{found['known_share']:.4%} of {pairs:,} labels",
+        "labels per image": f"{found['labels_per_image']:.2f}",
+        "images without label": f"{found['images_without_label']:,}",
+        "classes without positive": f"{found['classes_without_positive']:,}",
+        "classes without negative": f"{found['classes_without_negative']:,}",
+        "conflicts, duplicates": f"{found['conflicts']:,}, {found['duplicates']:,}",
+        "most annotated": _classes(found["most_annotated"]),
+        "least annotated": _classes(found["least_annotated"]),
+        "on disk": f"{size(found['bytes_on_disk'])}  (dense int8 would be {size(found['bytes_dense'])})",
+    }
+    for name, value in rows.items():
+        table.add_row(name, Text(value))
+    out.print(table)
+    for text in found["warnings"]:
+        warning(text)
+    for text in found["notes"]:
+        note(f"note: {text}")
+
+
+def _classes(entries: list[dict[str, Any]]) -> str:
+    return ", ".join(f"{e['name']} (+{e['positives']:,} -{e['negatives']:,})" for e in entries)
+
+
+def size(count: int) -> str:
+    """Bytes as people read them.
+
+    Example:
+        >>> size(80 * 2**30), size(5)
+        ('80.00 GiB', '5 B')
+    """
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.2f} {unit}"
+        value /= 1024
+    raise AssertionError
