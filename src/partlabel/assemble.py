@@ -11,7 +11,6 @@ independent, so they are sorted on all cores.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -81,8 +80,9 @@ def absent_bit(dtype: npt.DTypeLike) -> int:
 def encode(classes: npt.NDArray[Any], absent: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
     """Codes from class indices and a mask of those verified absent."""
     dtype = code_type(count)
-    codes = classes.astype(dtype)
-    codes |= absent.astype(dtype) * dtype(absent_bit(dtype))
+    codes: npt.NDArray[Any] = absent.astype(dtype)
+    codes *= dtype(absent_bit(dtype))
+    codes |= classes.astype(dtype)
     return codes
 
 
@@ -120,7 +120,7 @@ class Assembler:
     def add(
         self, keys: npt.NDArray[Any], classes: npt.NDArray[Any], absent: npt.NDArray[Any]
     ) -> None:
-        """Take annotations: for each the image's key (not negative), class index, verified absent."""
+        """Take annotations: for each the key of the image (>= 0), the class, whether absent."""
         starts = run_starts(keys)
         self.add_runs(
             keys[starts], lengths_of(starts, len(keys)), encode(classes, absent, self.classes)
@@ -152,7 +152,8 @@ class Assembler:
         shift = max(highest.bit_length() - (_BUCKET_BITS if runs > _RUNS_PER_BUCKET else 0), 0)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(lambda piece: _deal(piece, shift), pieces))
-            parts = list(pool.map(lambda bucket: _sort(bucket, self.classes), _buckets(pieces)))
+            buckets = [b for b in range(1 << _BUCKET_BITS) if any(len(_span(p, b)) for p in pieces)]
+            parts = list(pool.map(lambda b: _sort(_gather(pieces, b), self.classes), buckets))
         indptr = np.zeros(sum(len(part.keys) for part in parts) + 1, np.int64)
         np.cumsum(np.concatenate([np.diff(part.indptr) for part in parts]), out=indptr[1:])
         return Assembled(
@@ -196,19 +197,19 @@ def _deal(piece: _Runs, shift: int) -> None:
     piece.code_offsets = ends[piece.offsets]
 
 
-def _buckets(pieces: list[_Runs]) -> Iterator[_Runs]:
-    for bucket in range(1 << _BUCKET_BITS):
-        slices = [slice(*piece.offsets[bucket : bucket + 2]) for piece in pieces]
-        if all(part.start == part.stop for part in slices):
-            continue
-        spans = [slice(*piece.code_offsets[bucket : bucket + 2]) for piece in pieces]
-        yield _Runs(
-            np.concatenate([piece.keys[part] for piece, part in zip(pieces, slices, strict=True)]),
-            np.concatenate(
-                [piece.lengths[part] for piece, part in zip(pieces, slices, strict=True)]
-            ),
-            np.concatenate([piece.codes[part] for piece, part in zip(pieces, spans, strict=True)]),
-        )
+def _span(piece: _Runs, bucket: int) -> range:
+    return range(piece.offsets[bucket], piece.offsets[bucket + 1])
+
+
+def _gather(pieces: list[_Runs], bucket: int) -> _Runs:
+    """The runs of one bucket from all pieces, in stream order."""
+    runs = [slice(*piece.offsets[bucket : bucket + 2]) for piece in pieces]
+    codes = [slice(*piece.code_offsets[bucket : bucket + 2]) for piece in pieces]
+    return _Runs(
+        np.concatenate([piece.keys[part] for piece, part in zip(pieces, runs, strict=True)]),
+        np.concatenate([piece.lengths[part] for piece, part in zip(pieces, runs, strict=True)]),
+        np.concatenate([piece.codes[part] for piece, part in zip(pieces, codes, strict=True)]),
+    )
 
 
 def _sort(runs: _Runs, classes: int) -> Assembled:
@@ -227,7 +228,7 @@ def _sort(runs: _Runs, classes: int) -> Assembled:
     packed = np.repeat(row_of_run << shift, lengths)
     packed += (codes & (flag - 1)).astype(np.int64) << 1
     packed += codes >= flag
-    packed.sort()
+    packed.sort(kind="stable")  # rows are in order already, which a merge sort turns to account
     label = packed >> 1
     first = np.ones(len(packed), np.bool_)
     np.not_equal(label[1:], label[:-1], out=first[1:])

@@ -7,15 +7,15 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, get_args, get_type_hints
+from typing import Annotated, Any, NoReturn, get_args, get_type_hints
 
 import typer
 
 from partlabel import __version__, simulate, terminal
 from partlabel.errors import PartlabelError
-from partlabel.files import refuse_existing
+from partlabel.folder import refuse_existing
 from partlabel.readers import READERS, images_found, import_labels
 from partlabel.readers.base import split_and_file
 from partlabel.store import LabelStore
@@ -45,10 +45,6 @@ OutOption = Annotated[
 ]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="replace what is at --out")]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="same seed, same result")]
-StoreArgument = Annotated[
-    Path, typer.Argument(help="a store with complete (or many) labels", metavar="STORE")
-]
-SplitOption = Annotated[str | None, typer.Option("--split", help="take only this split")]
 
 
 def _version(asked: bool) -> None:
@@ -130,21 +126,38 @@ def _add_importer(name: str, reader: Callable[..., LabelStore]) -> None:
             )
         for path, store in saved.items():
             _report(path, store)
+        _report_images(saved[target])
 
-    hints = get_type_hints(reader, include_extras=True)
-    parameters = list(inspect.signature(reader).parameters.values())[1:]
-    source_name = parameters[0].name
-    common = [
-        p
-        for p in inspect.signature(command, eval_str=True).parameters.values()
-        if p.kind is not p.VAR_KEYWORD
-    ]
-    own_parameters = [_as_option(parameter, hints[parameter.name]) for parameter in parameters]
-    signature = inspect.Signature([*own_parameters, *common])
+    source_name = list(inspect.signature(reader).parameters)[1]
+    _with_options_of(command, reader, own=slice(1, None))
+    import_app.command(name)(command)
+
+
+def _with_options_of(
+    command: Callable[..., None],
+    function: Callable[..., LabelStore],
+    *,
+    own: slice,
+    leave_out: Collection[str] = (),
+) -> None:
+    """Put a library function's parameters in place of the command's ``**own``."""
+    hints = get_type_hints(function, include_extras=True)
+    parameters = list(inspect.signature(function).parameters.values())[own]
+    taken = [_as_option(p, hints[p.name]) for p in parameters if p.name not in leave_out]
+    common = inspect.signature(command, eval_str=True).parameters.values()
+    arguments = [p.replace(kind=p.KEYWORD_ONLY) for p in common if p.kind is not p.VAR_KEYWORD]
+    signature = inspect.Signature(
+        sorted(
+            [*taken, *arguments], key=lambda p: isinstance(_typer_info(p), typer.models.OptionInfo)
+        )
+    )
     command.__signature__ = signature  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
-    command.__doc__ = reader.__doc__
-    import_app.command(name)(command)
+    command.__doc__ = function.__doc__
+
+
+def _typer_info(parameter: inspect.Parameter) -> Any:
+    return get_args(parameter.annotation)[1]
 
 
 def _as_option(parameter: inspect.Parameter, hint: Any) -> inspect.Parameter:
@@ -173,18 +186,22 @@ def _default_out(sources: list[str] | list[Path] | Path) -> Path:
 
 def _report(path: Path, store: LabelStore) -> None:
     found = summarise(store)
-    unknown = f"{found['unknown']:,} unknown ({1 - found['known_share']:.2%})"
     terminal.note(
-        f"{path}: {found['images']:,} images, {found['classes']:,} classes, {found['positives']:,} positives, "
-        f"{found['negatives']:,} negatives, {unknown}"
+        f"{path}: {found['images']:,} images, {found['classes']:,} classes, "
+        f"{found['positives']:,} positives, {found['negatives']:,} negatives, "
+        f"{found['unknown']:,} unknown ({1 - found['known_share']:.2%})"
     )
     for text in found["notes"]:
         terminal.note(f"note: {text}")
     for text in found["warnings"]:
         terminal.warning(text)
+
+
+def _report_images(store: LabelStore) -> None:
+    """Say how many of the images are where they are said to be."""
     there, looked_for = images_found(store)
     sampled = " (a sample)" if looked_for < len(store) else ""
-    text = f"{there:,} of {looked_for:,} images{sampled} found in {found['image_root']}"
+    text = f"{there:,} of {looked_for:,} images{sampled} found in {store.origin.image_root}"
     if not looked_for:
         terminal.note("note: the store has no image paths; --path-template can make them from ids")
     elif there == looked_for:
@@ -196,93 +213,33 @@ def _report(path: Path, store: LabelStore) -> None:
         )
 
 
-def _simulated(
-    store: Path,
-    split: str | None,
-    out: Path | None,
-    overwrite: bool,
-    name: str,
-    make: Callable[[LabelStore], LabelStore],
-) -> None:
-    target = out or Path(f"{store.resolve().name.removesuffix('.labels')}-{name}.labels")
-    refuse_existing(target, overwrite=overwrite)
-    source = LabelStore.open(store)
-    made = make(source if split is None else source.split(split))
-    made.save(target, overwrite=overwrite)
-    found = summarise(made)
-    terminal.note(
-        f"{target}: {found['images']:,} images, {found['positives']:,} positives, {found['negatives']:,} negatives, "
-        f"{found['known_share']:.2%} of the labels known"
-    )
-    for text in found["warnings"]:
-        terminal.warning(text)
+def _add_simulation(name: str, scheme: Callable[..., LabelStore]) -> None:
+    """Make a command from a scheme: its own options, and those all have."""
+
+    def command(
+        store: Annotated[Path, typer.Argument(help="a store with complete labels, or many")],
+        *,
+        seed: SeedOption = 0,
+        split: Annotated[str | None, typer.Option("--split", help="take only this split")] = None,
+        out: OutOption = None,
+        overwrite: OverwriteOption = False,
+        **own: Any,
+    ) -> None:
+        values = "".join(f"-{value}" for value in own.values())
+        stem = store.resolve().name.removesuffix(".labels")
+        target = out or Path(f"{stem}-{name}{values}-seed{seed}.labels")
+        refuse_existing(target, overwrite=overwrite)
+        full = LabelStore.open(store)
+        made = scheme(full if split is None else full.split(split), seed=seed, **own)
+        made.save(target, overwrite=overwrite)
+        _report(target, made)
+
+    _with_options_of(command, scheme, own=slice(1, None), leave_out={"seed"})
+    simulate_app.command(name, hidden=name == "rps")(command)
 
 
-@simulate_app.command("fpc")
-def _fpc(
-    store: StoreArgument,
-    *,
-    per_class: Annotated[
-        int, typer.Option("--per-class", help="positives, and negatives, to keep of each class")
-    ],
-    seed: SeedOption = 0,
-    split: SplitOption = None,
-    out: OutOption = None,
-    overwrite: OverwriteOption = False,
-) -> None:
-    """Keep a fixed number of positives and of negatives per class."""
-    make = lambda full: simulate.fixed_per_class(full, per_class=per_class, seed=seed)  # noqa: E731
-    _simulated(store, split, out, overwrite, f"fpc{per_class}-seed{seed}", make)
-
-
-@simulate_app.command("rps", hidden=True)
-@simulate_app.command("rpa")
-def _rpa(
-    store: StoreArgument,
-    *,
-    drop: Annotated[
-        float, typer.Option("--drop", help="probability that an annotation is dropped")
-    ],
-    seed: SeedOption = 0,
-    split: SplitOption = None,
-    out: OutOption = None,
-    overwrite: OverwriteOption = False,
-) -> None:
-    """Drop each annotation with a probability (alias rps)."""
-    make = lambda full: simulate.random_per_annotation(full, drop=drop, seed=seed)  # noqa: E731
-    _simulated(store, split, out, overwrite, f"rpa{drop:g}-seed{seed}", make)
-
-
-@simulate_app.command("single-positive")
-def _single(
-    store: StoreArgument,
-    *,
-    seed: SeedOption = 0,
-    split: SplitOption = None,
-    out: OutOption = None,
-    overwrite: OverwriteOption = False,
-) -> None:
-    """Keep one positive per image; everything else is unknown."""
-    make = lambda full: simulate.single_positive(full, seed=seed)  # noqa: E731
-    _simulated(store, split, out, overwrite, f"single-seed{seed}", make)
-
-
-@simulate_app.command("drop-positives")
-def _drop(
-    store: StoreArgument,
-    *,
-    keep: Annotated[float, typer.Option("--keep", help="share of the positives to keep")],
-    rest: Annotated[
-        Literal["unknown", "negative"], typer.Option("--rest", help="what everything else becomes")
-    ] = "unknown",
-    seed: SeedOption = 0,
-    split: SplitOption = None,
-    out: OutOption = None,
-    overwrite: OverwriteOption = False,
-) -> None:
-    """Keep a share of the positives; all else is unknown, or called negative."""
-    make = lambda full: simulate.drop_positives(full, keep=keep, rest=rest, seed=seed)  # noqa: E731
-    _simulated(store, split, out, overwrite, f"keep{keep:g}-{rest}-seed{seed}", make)
+for _name, _scheme in simulate.SCHEMES.items():
+    _add_simulation(_name, _scheme)
 
 
 def main() -> NoReturn:
@@ -309,9 +266,7 @@ def main() -> NoReturn:
 
 
 def _usage(error: _ClickError) -> str:
-    command = (
-        error.ctx.command_path if getattr(error, "ctx", None) else "partlabel"
-    )
+    command = error.ctx.command_path if getattr(error, "ctx", None) else "partlabel"
     return f"{error.format_message().rstrip('.')}; see {command} --help"
 
 

@@ -1,7 +1,7 @@
 """Random numbers keyed by what they are for: seed, image id, class id.
 
-A number belongs to an (image, class), not to a place in a stream, so it does not depend on the order
-of rows, on what else is in the store, on the version of a generator or on the number of processes.
+A number belongs to an (image, class), not to a place in a stream, so it does not depend on the
+order of rows, on what else is in the store, on a generator's version or on the number of processes.
 """
 
 from __future__ import annotations
@@ -42,11 +42,7 @@ def image_keys(images: ImageTable, *, seed: int, purpose: str = "images") -> Key
     if images.id_type == "string":
         ids = _text_keys(images.table["id"].to_pylist())
     else:
-        ids = mix(
-            images.ids.astype(np.int64, copy=False).view(np.uint64)
-            if images.id_type == "int64"
-            else images.ids
-        )
+        ids = mix(images.ids.view(np.uint64))
     return mix(ids + seed_key(seed, purpose))
 
 

@@ -26,8 +26,8 @@ class DataError(PartlabelError):
     """A label file that cannot be read.
 
     Example:
-        >>> print(DataError("has 3 fields, the header has 4", path="a.csv", line=7, fix="complete it"))
-        a.csv line 7: has 3 fields, the header has 4; complete it
+        >>> print(DataError("has 3 fields, not 4", path="a.csv", line=7, fix="complete it"))
+        a.csv line 7: has 3 fields, not 4; complete it
     """
 
     def __init__(

@@ -1,23 +1,16 @@
-"""Files in and folders out: sources hashed while they are read, folders replaced in one step."""
+"""Input files: found or explained, decompressed, hashed while they are read."""
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import gzip
 import hashlib
 import io
-import os
-import re
-import shutil
-import sys
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from partlabel.errors import DataError, StoreError, suggest
+from partlabel.errors import DataError, suggest
 
 GZIP_MAGIC = b"\x1f\x8b"
 # What the reading side of a source can raise: the disk, or a damaged gzip stream.
@@ -64,6 +57,8 @@ class Source(io.RawIOBase):
         self.size = self.path.stat().st_size
         self.progress: Progress = progress or Silent()
         self._file = self.path.open("rb", buffering=0)
+        self._gzip = self._file.read(2) == GZIP_MAGIC
+        self._file.seek(0)
         self._hash = hashlib.sha256()
         self._streams: list[io.IOBase] = []  # kept: a stream closes its file when dropped
         self.progress.start(self.path.name, self.size)
@@ -75,39 +70,48 @@ class Source(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         """Read the next bytes of the file as it is on disk, compressed or not."""
         count = self._file.readinto(buffer)
-        self._hash.update(memoryview(buffer)[:count])
-        self.progress.advance(read=count)
+        self._account(memoryview(buffer)[:count])
         return count
+
+    def _account(self, data: bytes | memoryview) -> None:
+        self._hash.update(data)
+        self.progress.advance(read=len(data))
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
         super().close()
 
-    def bytes_stream(self) -> io.BufferedIOBase:
-        """Give the content: decompressed where the file is gzip, by its first bytes."""
+    def _stream(self) -> io.BufferedIOBase:
         raw = io.BufferedReader(self, 1 << 20)
         self._streams.append(raw)
-        if raw.peek(2)[:2] == GZIP_MAGIC:
-            return gzip.GzipFile(fileobj=raw)  # does not close what it was given
-        return raw
+        return gzip.GzipFile(fileobj=raw) if self._gzip else raw  # gzip leaves raw open
+
+    def _pieces(self, size: int) -> Iterator[bytes]:
+        if self._gzip:
+            stream = self._stream()
+            while piece := stream.read(size):
+                yield piece
+        else:  # past the buffered stream: it would copy every byte once more
+            while piece := self._file.read(size):
+                self._account(piece)
+                yield piece
 
     def blocks(self, size: int) -> Iterator[bytes]:
         """Give the content in pieces of about ``size`` bytes, without a byte order mark."""
-        stream = self.bytes_stream()
+        first = True
         try:
-            block = stream.read(size)
-            if block[:2] in (b"\xff\xfe", b"\xfe\xff"):
-                raise DataError("is UTF-16", path=self.path, fix="save it as UTF-8")
-            yield block.removeprefix(b"\xef\xbb\xbf")
-            while block := stream.read(size):
-                yield block
+            for piece in self._pieces(size):
+                if first and piece[:2] in (b"\xff\xfe", b"\xfe\xff"):
+                    raise DataError("is UTF-16", path=self.path, fix="save it as UTF-8")
+                yield piece.removeprefix(b"\xef\xbb\xbf") if first else piece
+                first = False
         except READ_ERRORS as error:
             raise self.unreadable(error) from error
 
     def text(self) -> io.TextIOBase:
         """Give the content as text; the caller explains decoding errors (see unreadable)."""
-        text = io.TextIOWrapper(cast(Any, self.bytes_stream()), encoding="utf-8-sig", newline="")
+        text = io.TextIOWrapper(cast(Any, self._stream()), encoding="utf-8-sig", newline="")
         self._streams.append(text)
         return text
 
@@ -163,119 +167,3 @@ def existing_folder(path: str | Path) -> Path:
 
 def _listing(folder: Path) -> str:
     return f"in it {suggest('', sorted(entry.name for entry in folder.iterdir()))}"
-
-
-@contextmanager
-def new_folder(path: Path, *, overwrite: bool) -> Iterator[Path]:
-    """Give a temporary sibling of ``path`` to fill, and put it in place in one step at the end.
-
-    Whatever happens before the end (an error, a full disk, a kill) leaves what was at ``path``.
-    """
-    refuse_existing(path, overwrite=overwrite)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(path)
-        temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
-        temporary.mkdir()
-    except OSError as error:
-        raise _cannot_write(path, error) from error
-    try:
-        yield temporary
-        for file in temporary.iterdir():
-            _flush(file)
-        _put_in_place(temporary, path)
-        _flush(path.parent)
-    except OSError as error:
-        raise _cannot_write(path, error) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def refuse_existing(path: Path, *, overwrite: bool) -> None:
-    """Say so, before any work is done, when the output is already there."""
-    if not os.path.lexists(path):
-        return
-    if not overwrite:
-        raise StoreError(f"{path} exists; choose another --out or add --overwrite")
-    if not (path / "meta.json").is_file():
-        raise StoreError(f"{path} exists and is not a label store; choose another --out")
-
-
-def recover(path: Path) -> None:
-    """Bring back a folder that a kill left under its backup name (systems without a swap)."""
-    backup = _backup(path)
-    if backup.is_dir() and not path.exists():
-        backup.rename(path)
-
-
-def _put_in_place(temporary: Path, path: Path) -> None:
-    """Rename; an old folder is swapped out in the same step where the system can do that."""
-    if not path.exists():
-        temporary.rename(path)
-    elif not _exchange(temporary, path):
-        backup = _backup(path)
-        path.rename(backup)
-        temporary.rename(path)
-        shutil.rmtree(backup, ignore_errors=True)
-
-
-def _exchange(first: Path, second: Path) -> bool:
-    """Swap two folders atomically (Linux, macOS); False where it can't be done."""
-    names = (os.fsencode(first), os.fsencode(second))
-    try:
-        library = ctypes.CDLL(None, use_errno=True)
-        if sys.platform == "darwin":
-            return bool(library.renamex_np(*names, 2) == 0)  # 2 is RENAME_SWAP
-        here = -100  # AT_FDCWD
-        return bool(library.renameat2(here, names[0], here, names[1], 2) == 0)  # RENAME_EXCHANGE
-    except (AttributeError, OSError, TypeError):
-        return False
-
-
-def _backup(path: Path) -> Path:
-    return path.parent / f".{path.name}.old"
-
-
-def _remove_abandoned(path: Path) -> None:
-    """Remove what earlier processes that were killed left beside ``path``."""
-    pattern = re.compile(rf"\.{re.escape(path.name)}\.(\d+)\.tmp")
-    for entry in path.parent.iterdir():
-        match = pattern.fullmatch(entry.name)
-        if match and not _alive(int(match[1])):
-            shutil.rmtree(entry, ignore_errors=True)
-    if path.exists():
-        shutil.rmtree(_backup(path), ignore_errors=True)
-
-
-def _alive(process: int) -> bool:
-    if process == os.getpid():
-        return False  # the number came round again: the folder is an earlier process's
-    if os.name == "nt":
-        return True  # there os.kill would end the process instead of asking
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
-def _flush(path: Path) -> None:
-    """Bring a file or folder to the disk, so that a power cut after the rename loses nothing."""
-    if os.name == "nt" and path.is_dir():
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _cannot_write(path: Path, error: OSError) -> StoreError:
-    if error.errno == errno.ENOSPC:
-        return StoreError(
-            f"{path}: no space left on the disk; free some or choose another --out "
-            "(what was there before is untouched)"
-        )
-    return StoreError(f"{path}: cannot be written ({error.strerror or error})")

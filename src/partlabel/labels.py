@@ -1,6 +1,6 @@
 """The three states of a label, and the converters into and out of them.
 
-Inside partlabel a label is an int8: +1 present, -1 verified absent, 0 unknown (the paper's notation).
+Inside partlabel a label is an int8: +1 present, -1 verified absent, 0 unknown (as in the paper).
 Other software uses other numbers, and two of the common conventions differ only by swapping 0 and
 -1: taking one for the other turns "ignore what is unknown" into "train on it as verified absent".
 So a convention is always named by the caller, never guessed from the values.
@@ -40,7 +40,8 @@ class Convention:
     def accepts(self, values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
         """Tell for each value whether this convention has it."""
         known = (values == self.present) | (values == self.absent)
-        return known | (np.isnan(values) if math.isnan(self.unknown) else values == self.unknown)
+        unknown = np.isnan(values) if math.isnan(self.unknown) else values == self.unknown
+        return np.asarray(known | unknown)
 
 
 CONVENTIONS: dict[str, Convention] = {
@@ -81,7 +82,9 @@ def to_states(values: npt.ArrayLike, *, convention: str) -> States:
         place, what, fix = misfit
         where = ", ".join(map(str, place))
         raise LabelValueError(f"at [{where}]: {what}", fix=fix)
-    return (array == chosen.present).astype(np.int8) - (array == chosen.absent).astype(np.int8)
+    states = np.asarray(array == chosen.present).astype(np.int8)
+    states -= np.asarray(array == chosen.absent).astype(np.int8)
+    return states
 
 
 def from_states(states: npt.ArrayLike, *, convention: str) -> npt.NDArray[Any]:

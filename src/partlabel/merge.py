@@ -15,7 +15,7 @@ from partlabel.tables import ImageTable, Rows
 
 
 def merge(first: LabelStore, second: LabelStore) -> LabelStore:
-    """Fill what ``first`` does not know from ``second``: verified labels first, machine labels second.
+    """Fill what ``first`` does not know from ``second``; say verified first, machine second.
 
     Classes and images are matched by id. The classes must be the same; images of either store are
     kept, those of ``first`` in front. ``origin.conflicts`` of the result counts the labels on which
@@ -23,9 +23,12 @@ def merge(first: LabelStore, second: LabelStore) -> LabelStore:
     images, so both must then have the same images, and the result is complete.
 
     Example:
+        >>> from partlabel.tables import ClassTable
         >>> classes, images = ClassTable(["cat", "dog"]), ImageTable.make(["a.jpg"])
         >>> flag = 1 << 15
-        >>> human = LabelStore(classes, images, indptr=np.array([0, 1]), codes=np.array([0], np.uint16))
+        >>> human = LabelStore(
+        ...     classes, images, indptr=np.array([0, 1]), codes=np.array([0], np.uint16)
+        ... )
         >>> machine = LabelStore(
         ...     classes, images, indptr=np.array([0, 2]), codes=np.array([0 | flag, 1], np.uint16)
         ... )
@@ -130,7 +133,7 @@ def _compare(one: Triples, two: Triples, classes: int) -> tuple[npt.NDArray[np.b
 
 
 def _implied_conflicts(one: Triples, two: Triples, classes: int) -> int:
-    """Positives of the first that the second, being complete, says are absent by not listing them."""
+    """Positives of the first that the second, being complete, denies by not listing them."""
     listed = np.sort(two[0] * classes + two[1])
     positives = (one[0] * classes + one[1])[~one[2]]
     return int((~np.isin(positives, listed)).sum())

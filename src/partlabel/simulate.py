@@ -8,7 +8,7 @@ subset of what a larger one keeps, and so does a larger ``drop`` of what a small
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -24,10 +24,13 @@ Codes = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
 
 
-def fixed_per_class(store: LabelStore, *, per_class: int, seed: int) -> LabelStore:
-    """Keep a fixed number of positives and of negatives of each class (FPC).
-
-    A class that has fewer keeps all of them.
+def fixed_per_class(
+    store: LabelStore,
+    *,
+    per_class: Annotated[int, "positives, and negatives, to keep of each class"],
+    seed: int,
+) -> LabelStore:
+    """Keep a fixed number of positives and of negatives of each class; all where there are fewer.
 
     Example:
         >>> from partlabel.tables import ClassTable, ImageTable
@@ -57,12 +60,18 @@ def fixed_per_class(store: LabelStore, *, per_class: int, seed: int) -> LabelSto
             kept_rows.append(group[order])
             kept_classes.append(np.full(len(order), index))
             kept_absent.append(np.full(len(order), is_absent))
-    columns = (np.concatenate(part) for part in (kept_rows, kept_classes, kept_absent))
-    return _stored(store, *_rows_from(*columns, store), "fpc", {"per_class": per_class}, seed)
+    columns = [np.concatenate(part) for part in (kept_rows, kept_classes, kept_absent)]
+    indptr, codes = _rows_from(store, *columns)
+    return _stored(store, indptr, codes, "fpc", {"per_class": per_class}, seed)
 
 
-def random_per_annotation(store: LabelStore, *, drop: float, seed: int) -> LabelStore:
-    """Drop each annotation, present or absent, with probability ``drop`` (RPA, in the code RPS)."""
+def random_per_annotation(
+    store: LabelStore,
+    *,
+    drop: Annotated[float, "probability that an annotation is dropped"],
+    seed: int,
+) -> LabelStore:
+    """Drop each annotation, present or absent, with the same probability."""
     _check_share("--drop", drop)
     images = draw.image_keys(store.images, seed=seed, purpose="rpa")
     classes = draw.class_keys(store.classes)
@@ -89,7 +98,11 @@ def single_positive(store: LabelStore, *, seed: int) -> LabelStore:
 
 
 def drop_positives(
-    store: LabelStore, *, keep: float, rest: Literal["unknown", "negative"], seed: int
+    store: LabelStore,
+    *,
+    keep: Annotated[float, "share of the positives to keep"],
+    rest: Annotated[Literal["unknown", "negative"], "what everything else becomes"] = "unknown",
+    seed: int,
 ) -> LabelStore:
     """Keep a share of the positives; all else becomes unknown, or is (wrongly) called negative."""
     _check_share("--keep", keep)
@@ -103,6 +116,15 @@ def drop_positives(
     parameters = {"keep": keep, "rest": rest}
     done = _filtered(store, kept, "drop-positives", parameters, seed, positives_only=True)
     return done.with_labels(done.indptr, done.codes, complete=rest == "negative")
+
+
+SCHEMES: dict[str, Callable[..., LabelStore]] = {
+    "fpc": fixed_per_class,
+    "rpa": random_per_annotation,
+    "rps": random_per_annotation,  # its name in the code of the paper's authors
+    "single-positive": single_positive,
+    "drop-positives": drop_positives,
+}
 
 
 def _check_share(option: str, share: float) -> None:
@@ -133,7 +155,7 @@ def _by_class(
 
 
 def _rows_from(
-    rows: npt.NDArray[Any], classes: npt.NDArray[Any], absent: npt.NDArray[Any], store: LabelStore
+    store: LabelStore, rows: npt.NDArray[Any], classes: npt.NDArray[Any], absent: npt.NDArray[Any]
 ) -> tuple[npt.NDArray[np.int64], Codes]:
     order = np.lexsort((classes, rows))
     indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(store)))])

@@ -1,17 +1,17 @@
 """LabelStore: who knows what about which image, as memory-mapped sparse rows in a folder.
 
-``NAME.labels/`` holds ``meta.json``, ``classes.csv``, ``images.parquet``, ``indptr.npy`` (int64; the
-labels of row i are codes[indptr[i]:indptr[i+1]]) and ``codes.npy`` (class index, ascending within a
-row; the top bit is set where the class is verified absent; uint16 up to 32,768 classes, else uint32).
-What is not listed is unknown, or, in a *complete* store, verified absent: such a store lists
-positives only.
+``NAME.labels/`` holds ``meta.json``, ``classes.csv``, ``images.parquet``, ``indptr.npy`` (int64;
+the labels of row i are codes[indptr[i]:indptr[i+1]]) and ``codes.npy`` (class index, ascending
+within a row; the top bit is set where the class is verified absent; uint16 up to 32,768 classes,
+else uint32). What is not listed is unknown, or, in a *complete* store, verified absent: such a
+store lists positives only.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict
 from dataclasses import replace as replaced
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,12 +20,12 @@ import numpy as np
 import numpy.typing as npt
 
 from partlabel.assemble import absent_bit, code_type, segments
-from partlabel.errors import StoreError, suggest
-from partlabel.files import new_folder, recover
+from partlabel.errors import StoreError
+from partlabel.folder import new_folder, recover
 from partlabel.labels import ABSENT, PRESENT, UNKNOWN, States
+from partlabel.meta import FORMAT_VERSION, Origin, read_meta
 from partlabel.tables import ClassTable, ImageTable, Rows
 
-FORMAT_VERSION = 1
 _CHUNK = 1 << 22  # labels handled at a time where a whole array would not fit
 
 
@@ -43,23 +43,6 @@ class ClassCounts(NamedTuple):
 
     positives: npt.NDArray[np.int64]
     negatives: npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Origin:
-    """Where the labels of a store come from; written into meta.json."""
-
-    sources: tuple[dict[str, Any], ...] = ()
-    """Name, bytes and sha256 of each file that was read."""
-    made_by: dict[str, Any] = field(default_factory=dict)
-    """The command and its options."""
-    image_root: str | None = None
-    """The folder that paths are relative to, where it was known."""
-    conflicts: int = 0
-    """Labels that were annotated present and absent; present won."""
-    duplicates: int = 0
-    notes: tuple[str, ...] = ()
-    """What the reader left out or changed, in words."""
 
 
 class LabelStore:
@@ -117,21 +100,14 @@ class LabelStore:
         """Open a store folder; the arrays are mapped, the image table is read when it is needed."""
         path = Path(path)
         recover(path)
-        meta = _read_meta(path)
+        meta = read_meta(path)
         store = cls.__new__(cls)
         try:
             store.classes = ClassTable.read(path / "classes.csv")
             store._images = path / "images.parquet"
             store._template = meta["path_template"]
             store.complete = bool(meta["complete"])
-            fields = {name: meta[name] for name in ("made_by", "image_root")}
-            store.origin = Origin(
-                sources=tuple(meta["sources"]),
-                notes=tuple(meta["notes"]),
-                conflicts=meta["counts"]["conflicts"],
-                duplicates=meta["counts"]["duplicates"],
-                **fields,
-            )
+            store.origin = Origin.from_meta(meta)
             store._set_arrays(_mapped(path / "indptr.npy"), _mapped(path / "codes.npy"))
             counts = (meta["counts"]["images"], meta["counts"]["classes"])
             if counts != (len(store), len(store.classes)):
@@ -164,15 +140,19 @@ class LabelStore:
     def batch(self, rows: Sequence[int] | npt.NDArray[Any]) -> Batch:
         """The known labels of some rows; in a complete store its positives only."""
         rows = self._rows(rows)
-        starts = self.indptr[rows]
-        lengths = self.indptr[rows + 1] - starts
-        codes = self.codes[segments(starts, lengths)]
-        states = np.where(codes < self._flag, np.int8(PRESENT), np.int8(ABSENT))
+        # take() and work in place: a training loop calls this for every batch.
+        starts = self.indptr.take(rows)
+        lengths = self.indptr.take(rows + 1)
+        lengths -= starts
+        codes = self.codes.take(segments(starts, lengths))
+        states = (codes < self._flag).view(np.int8)
+        states *= PRESENT - ABSENT
+        states += ABSENT
         codes &= self._flag - 1
         return Batch(np.repeat(np.arange(len(rows)), lengths), codes.astype(np.int64), states)
 
     def dense(self, rows: Sequence[int] | npt.NDArray[Any]) -> States:
-        """The states of some rows as int8 (rows, classes), the absent of a complete store included."""
+        """The states of some rows as int8 (rows, classes), with the absent of a complete store."""
         rows = self._rows(rows)
         fill = ABSENT if self.complete else UNKNOWN
         states = np.full((len(rows), len(self.classes)), fill, dtype=np.int8)
@@ -263,18 +243,13 @@ class LabelStore:
             "complete": self.complete,
             "id_type": self.images.id_type,
             "path_template": self.images.template,
-            "image_root": self.origin.image_root,
             "counts": {
                 "images": len(self),
                 "classes": len(self.classes),
                 "positives": int(counts.positives.sum()),
                 "negatives": int(counts.negatives.sum()),
-                "conflicts": self.origin.conflicts,
-                "duplicates": self.origin.duplicates,
             },
-            "sources": list(self.origin.sources),
-            "made_by": self.origin.made_by,
-            "notes": list(self.origin.notes),
+            **asdict(self.origin),
         }
 
     def _rows(self, rows: Sequence[int] | npt.NDArray[Any]) -> Rows:
@@ -296,28 +271,3 @@ def _mapped(path: Path) -> npt.NDArray[Any]:
     if array.ndim != 1:
         raise ValueError(f"{path.name} has {array.ndim} dimensions")
     return array
-
-
-def _read_meta(path: Path) -> dict[str, Any]:
-    if not path.is_dir():
-        there = (
-            sorted(entry.name for entry in path.parent.glob("*.labels"))
-            if path.parent.is_dir()
-            else []
-        )
-        raise StoreError(f"{path}: no such store; in {path.parent} {suggest(path.name, there)}")
-    try:
-        meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
-        version = meta["format_version"]
-    except FileNotFoundError as error:
-        raise StoreError(
-            f"{path}: not a label store (no meta.json); make one with import"
-        ) from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"{path}: damaged store (meta.json: {error}); import it again") from error
-    if version != FORMAT_VERSION:
-        raise StoreError(
-            f"{path}: store format {version}, this partlabel reads {FORMAT_VERSION}; "
-            "update partlabel or import again"
-        )
-    return dict(meta)

@@ -73,8 +73,8 @@ def _warnings(found: dict[str, Any]) -> list[str]:
     bare = found["classes_without_negative"]
     if bare:
         warnings.append(
-            f"{bare:,} of {found['classes']:,} classes have no verified negative: trained in Ignore mode "
-            "such a class is always predicted, so its prior cannot be estimated either"
+            f"{bare:,} of {found['classes']:,} classes have no verified negative: trained in "
+            "Ignore mode such a class is always predicted, so its prior cannot be estimated either"
         )
     empty = found["classes_without_positive"]
     if empty:
@@ -83,6 +83,6 @@ def _warnings(found: dict[str, Any]) -> list[str]:
         )
     if found["conflicts"]:
         warnings.append(
-            f"{found['conflicts']:,} labels were annotated present and absent; see the notes for how they were settled"
+            f"{found['conflicts']:,} labels were annotated present and absent (see the notes)"
         )
     return warnings

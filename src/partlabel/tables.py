@@ -178,7 +178,7 @@ class ImageTable:
         else:
             stored = [None] * len(rows)
         if self.template is None:
-            return stored
+            return list(stored)
         template = self.template
         whole = zip(stored, self.table["id"].take(rows).to_pylist(), self.splits(rows), strict=True)
         return [
@@ -203,6 +203,8 @@ class ImageTable:
         """The first id that is there twice, or None."""
         import pyarrow.compute as pc
 
+        if self.id_type != "string" and (self.ids[1:] > self.ids[:-1]).all():
+            return None  # ascending, as most are: no need to count
         if pc.count_distinct(self.table["id"]).as_py() == len(self):
             return None
         counts = self.table["id"].value_counts().to_pylist()
@@ -227,7 +229,7 @@ def check_template(template: str) -> None:
         number = name == "id" and _FIELD.fullmatch(form or "") is not None
         if conversion or not (plain or number):
             raise UsageError(
-                f"path template {template!r}: use only {{split}}, {{id}} or {{id:016x}} and the like"
+                f"path template {template!r}: use only {{split}}, {{id}}, {{id:016x}}, {{id:012d}}"
             )
 
 

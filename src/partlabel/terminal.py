@@ -134,7 +134,8 @@ def summary(path: str, found: dict[str, Any]) -> None:
         "conflicts, duplicates": f"{found['conflicts']:,}, {found['duplicates']:,}",
         "most annotated": _classes(found["most_annotated"]),
         "least annotated": _classes(found["least_annotated"]),
-        "on disk": f"{size(found['bytes_on_disk'])}  (dense int8 would be {size(found['bytes_dense'])})",
+        "on disk": size(found["bytes_on_disk"])
+        + f"  (dense int8 would be {size(found['bytes_dense'])})",
     }
     for name, value in rows.items():
         table.add_row(name, Text(value))

@@ -1,7 +1,7 @@
 """Files of the world into a LabelStore: one small module per format, one table of them all.
 
-A reader is a function ``read(job, sources, *, options) -> LabelStore``. Its signature is its command
-line: ``partlabel import NAME`` takes the same arguments, with the annotations as help.
+A reader is a function ``read(job, sources, *, options) -> LabelStore``. Its signature is its
+command line: ``partlabel import NAME`` takes the same arguments, with the annotations as help.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import numpy as np
 
 from partlabel import draw
 from partlabel.errors import DataError, UsageError
-from partlabel.files import Progress, Silent, refuse_existing
+from partlabel.files import Progress, Silent
+from partlabel.folder import refuse_existing
 from partlabel.readers import chexpert, coco, csl, lvis, nuswide, openimages, stores, table, voc
 from partlabel.readers.base import Job, with_split
 from partlabel.store import LabelStore

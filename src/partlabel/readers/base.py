@@ -15,8 +15,9 @@ import numpy.typing as npt
 from partlabel.assemble import Assembled, Ints
 from partlabel.errors import DataError, UsageError, suggest
 from partlabel.files import Progress, Silent, Source
+from partlabel.meta import Origin
 from partlabel.readers.scan_csv import CsvFile
-from partlabel.store import LabelStore, Origin
+from partlabel.store import LabelStore
 from partlabel.tables import ClassTable, ImageTable, check_template
 
 
@@ -90,8 +91,8 @@ class Job:
 def conflict_notes(labels: Assembled, classes: ClassTable, images: ImageTable) -> tuple[str, ...]:
     """Show the first labels that were annotated both present and absent."""
     return tuple(
-        f"present and absent, taken as present: image {images.show_id(key)}, class {classes.ids[index]}"
-        for key, index in labels.examples
+        f"present and absent, taken as present: image {images.show_id(row)}, class {classes.ids[i]}"
+        for row, i in labels.examples
     )
 
 
@@ -168,7 +169,7 @@ def read_classes(job: Job, path: str | Path) -> ClassTable:
 
 
 def read_rows(job: Job, path: str | Path, columns: list[str] | None = None) -> list[dict[str, str]]:
-    """Read a small csv whole, as one dict of strings per row; ``columns`` where it has no header."""
+    """Read a small csv whole, a dict per row; ``columns`` names them where there is no header."""
     import pyarrow as pa
 
     source = job.open(path)

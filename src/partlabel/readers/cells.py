@@ -12,7 +12,7 @@ from partlabel.assemble import Ints
 from partlabel.readers.base import Vocabulary
 from partlabel.readers.scan_csv import BadRow
 
-# Lists that can be split at commas without reading them as a language: plain words or whole numbers.
+# Lists that can be split at commas without reading them as a language: plain words or numbers.
 _WORDS = (
     r"""^\s*\[\s*(?:(?:'[^'",\\]*'|"[^'",\\]*")(?:\s*,\s*(?:'[^'",\\]*'|"[^'",\\]*"))*)?\s*\]\s*$"""
 )

@@ -1,4 +1,4 @@
-"""CheXpert: 1.0 present, 0.0 absent, -1.0 uncertain, blank unmentioned. Uncertain is kept beside."""
+"""CheXpert: 1.0 present, 0.0 absent, -1.0 uncertain (kept in a store beside), blank unknown."""
 
 from __future__ import annotations
 

@@ -30,6 +30,7 @@ def read(
     annotated = np.flatnonzero(np.diff(store.indptr))
     if keep_empty or len(annotated) == len(store):
         return store
-    note = f"{len(store) - len(annotated):,} images without annotation left out (--keep-empty keeps them)"
+    dropped = len(store) - len(annotated)
+    note = f"{dropped:,} images without annotation left out (--keep-empty keeps them)"
     kept = store.select(annotated)
     return kept.with_labels(kept.indptr, kept.codes, notes=(*store.origin.notes, note))

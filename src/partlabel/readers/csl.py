@@ -1,4 +1,4 @@
-"""The data.csv of the paper's authors: filepath, label, label_neg, split_name, with lists in cells."""
+"""The data.csv of the paper's authors: filepath, label, label_neg, split_name; cells are lists."""
 
 from __future__ import annotations
 

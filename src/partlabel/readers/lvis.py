@@ -1,4 +1,4 @@
-"""LVIS v1 and v0.5: annotated or not-exhaustive is present, neg_category_ids absent, the rest unknown."""
+"""LVIS v1, v0.5: annotated or not exhaustive is present, neg_category_ids absent, rest unknown."""
 
 from __future__ import annotations
 

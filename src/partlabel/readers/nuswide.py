@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
+import numpy.typing as npt
 
 from partlabel.assemble import Assembler
 from partlabel.errors import DataError
@@ -48,7 +49,7 @@ def read(
     return job.store(ClassTable(concepts), images, labels.finish(), root=root, complete=True)
 
 
-def _present(job: Job, path: Path, images: int, list_path: Path) -> np.ndarray:
+def _present(job: Job, path: Path, images: int, list_path: Path) -> npt.NDArray[np.bool_]:
     marks = job.read_text(path).split()
     for number, mark in enumerate(marks, 1):
         if mark not in ("0", "1"):
@@ -56,4 +57,4 @@ def _present(job: Job, path: Path, images: int, list_path: Path) -> np.ndarray:
     if len(marks) != images:
         what = f"has {len(marks)} labels, {list_path.name} has {images} images"
         raise DataError(what, path=path, fix="use labels and list of the same download")
-    return np.array(marks) == "1"
+    return np.array([mark == "1" for mark in marks], np.bool_)

@@ -178,10 +178,8 @@ def _place(
         job.note(int((rows < 0).sum()), "images left out: labelled, but not in the image lists")
     if None in parts and (listed is None or "split" not in listed.table.column_names):
         images.template = TEMPLATE.removeprefix("{split}/")
-    place = (
-        {int(key): int(row) for key, row in zip(ids, rows, strict=True)} if labels.examples else {}
-    )
-    examples = [(place[key], which) for key, which in labels.examples if place[key] >= 0]
+    found = {key: int(rows[np.argmax(ids == np.uint64(key))]) for key, _ in labels.examples}
+    examples = [(found[key], which) for key, which in labels.examples if found[key] >= 0]
     return images, replace(_by_row(labels, rows), examples=examples)
 
 

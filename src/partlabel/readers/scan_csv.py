@@ -176,7 +176,8 @@ class CsvFile:
     def _line(self, offset: int, block: bytes, row: int) -> int:
         text = block.decode("utf-8", errors="replace")
         line = 1
-        for number, (line, _) in enumerate(_records_of(text, self.delimiter)):
+        for number, (at, _) in enumerate(_records_of(text, self.delimiter)):
+            line = at
             if number == row:
                 break
         return self._lines_before(offset) + line

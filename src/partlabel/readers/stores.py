@@ -1,4 +1,4 @@
-"""Two or more stores into one, the earlier believed over the later: verified over machine labels."""
+"""Two or more stores into one, the earlier believed over the later: verified over machine."""
 
 from __future__ import annotations
 

@@ -28,23 +28,33 @@ def read(
     *,
     layout: Annotated[Literal["long", "wide", "lists"], "how the table is laid out"],
     image: Annotated[str, "column with the image id"] = "image_id",
-    path: Annotated[str | None, "column with the image path; default: 'path' where there is one, else the id"] = None,
-    split: Annotated[str | None, "column with the split; default: 'split' where there is one"] = None,
+    path: Annotated[str | None, "column with the image path, where that is not the id"] = None,
+    split: Annotated[str | None, "column with the split"] = None,
     label: Annotated[str, "long: column with the class id"] = "label",
-    value: Annotated[str | None, "long: column with the value; default: 'value' where there is one, else all present"] = None,
+    value: Annotated[str | None, "long: column with the value; without, all are present"] = None,
     positives: Annotated[str, "lists: column with the present classes"] = "positives",
-    negatives: Annotated[str | None, "lists: column with the absent classes; default: 'negatives' where there is one"] = None,
-    separator: Annotated[str | None, "lists: what stands between classes in a cell; default: Python or json lists"] = None,
-    skip: Annotated[list[str] | None, "wide: columns that are not classes"] = None,
-    classes: Annotated[Path | None, "class ids, one per line, or csv with id and name; default: all that occur"] = None,
-    unknown_classes: Annotated[Literal["refuse", "drop"], "what to do with classes that are not in --classes"] = "refuse",
-    convention: Annotated[Literal["nan", "reference", "states"], "values: nan = 1, 0, empty; reference = 1, 0, -1 (unknown); states = 1, -1 (absent), 0 (unknown)"] = "nan",
+    negatives: Annotated[str | None, "lists: column with the absent classes"] = None,
+    separator: Annotated[str | None, "lists: what stands between classes in a cell"] = None,
+    skip: Annotated[list[str] | None, "wide: a column that is not a class"] = None,
+    classes: Annotated[Path | None, "class ids, one per line, or csv with id and name"] = None,
+    unknown_classes: Annotated[
+        Literal["refuse", "drop"], "what to do with classes that are not in --classes"
+    ] = "refuse",
+    convention: Annotated[
+        Literal["nan", "reference", "states"],
+        "present, absent, unknown are: nan = 1, 0, empty; reference = 1, 0, -1; states = 1, -1, 0",
+    ] = "nan",
     ids: Annotated[Literal["string", "int", "hex"], "csv: what image ids are"] = "string",
-    delimiter: Annotated[str | None, "csv: default comma, tab for .tsv"] = None,
+    delimiter: Annotated[str | None, "csv: default is comma, tab for .tsv"] = None,
     complete: Annotated[bool, "every class that is not listed is verified absent"] = False,
-) -> LabelStore:  # fmt: skip
-    """Read a csv or parquet table."""
-    named = dict(path=path, split=split, value=value, negatives=negatives)
+) -> LabelStore:
+    """Read a csv or parquet table.
+
+    Columns named path, split, value and negatives are used where they are there. Classes that
+    --classes does not name are all that occur, sorted. Cells of lists are Python or json lists
+    unless a separator is given; strings in them are class ids, numbers are lines of --classes.
+    """
+    named = {"path": path, "split": split, "value": value, "negatives": negatives}
     reading = _Reading(job, Vocabulary(None if classes is None else read_classes(job, classes)))
     reading.drop = unknown_classes == "drop"
     reading.convention = convention
