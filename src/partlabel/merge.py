@@ -36,7 +36,7 @@ def merge(first: LabelStore, second: LabelStore) -> LabelStore:
         >>> both.dense([0]), both.origin.conflicts
         (array([[1, 1]], dtype=int8), 1)
     """
-    to_first = second.classes.positions_in(first.classes)
+    to_first = np.argsort(first.classes.positions_in(second.classes))
     found = first.images.find(second.images)
     complete = first.complete or second.complete
     if complete and (len(first) != len(second) or (found < 0).any()):
@@ -49,14 +49,13 @@ def merge(first: LabelStore, second: LabelStore) -> LabelStore:
     if first.complete:
         # What the first does not list it knows to be absent: nothing of the second is news.
         conflicts += int((~known & ~two[2]).sum())
-        two = tuple(column[:0] for column in two)
-    else:
-        if second.complete:
-            conflicts += _implied_conflicts(one, two, len(first.classes))
-        two = tuple(column[~known] for column in two)
+        known[:] = True
+    if second.complete:
+        conflicts += _denied(one, two, len(first.classes))
+    two = tuple(column[~known] for column in two)
     labels = Assembler(classes=len(first.classes))
     labels.add(*(np.concatenate(pair) for pair in zip(one, two, strict=True)))
-    done = labels.finish()
+    done = labels.finish().positives_only() if complete else labels.finish()
     origin = replace(
         first.origin,
         sources=(*first.origin.sources, *second.origin.sources),
@@ -73,7 +72,7 @@ def merge(first: LabelStore, second: LabelStore) -> LabelStore:
         first.classes,
         images,
         indptr=done.spread(len(images)),
-        codes=done.positives_only().codes if complete else done.codes,
+        codes=done.codes,
         complete=complete,
         origin=origin,
     )
@@ -132,7 +131,7 @@ def _compare(one: Triples, two: Triples, classes: int) -> tuple[npt.NDArray[np.b
     return known, int(differ.sum())
 
 
-def _implied_conflicts(one: Triples, two: Triples, classes: int) -> int:
+def _denied(one: Triples, two: Triples, classes: int) -> int:
     """Positives of the first that the second, being complete, denies by not listing them."""
     listed = np.sort(two[0] * classes + two[1])
     positives = (one[0] * classes + one[1])[~one[2]]

@@ -65,6 +65,7 @@ class Job:
         complete: bool = False,
     ) -> LabelStore:
         """Make the store whose row i is the image i; keys of ``labels`` are row numbers."""
+        labels = labels.positives_only() if complete else labels
         twice = images.duplicate()
         if twice is not None:
             raise DataError(
@@ -76,7 +77,7 @@ class Job:
             classes,
             images,
             indptr=labels.spread(len(images)),
-            codes=labels.positives_only().codes if complete else labels.codes,
+            codes=labels.codes,
             complete=complete,
             origin=Origin(
                 sources=tuple(self.sources),

@@ -109,6 +109,8 @@ class ImageRows:
         self._row: dict[Any, int] = {}
         self._type: Any = None
         self._about: list[tuple[str | None, str | None]] = []
+        self.closed = False
+        """Set once an image table has named every image there is."""
 
     def __len__(self) -> int:
         return len(self._row)
@@ -130,6 +132,10 @@ class ImageRows:
             self._row.setdefault(key, len(self._row)) for key in encoded.dictionary.to_pylist()
         ]
         rows = np.array(found, np.int64)[codes] if len(codes) else np.zeros(0, np.int64)
+        if self.closed and len(self._row) > known:
+            place = int(np.argmax(rows >= known))
+            fix = "add it there, or leave --image-table out"
+            raise BadRow(place, f"image {ids[place].as_py()!r} is not in the image table", fix)
         if paths is not None or splits is not None:
             self._remember(rows, known, paths, splits)
         return rows

@@ -36,6 +36,9 @@ def read(
     negatives: Annotated[str | None, "lists: column with the absent classes"] = None,
     separator: Annotated[str | None, "lists: what stands between classes in a cell"] = None,
     skip: Annotated[list[str] | None, "wide: a column that is not a class"] = None,
+    image_table: Annotated[
+        Path | None, "csv or parquet that names every image, with path and split where it has them"
+    ] = None,
     classes: Annotated[Path | None, "class ids, one per line, or csv with id and name"] = None,
     unknown_classes: Annotated[
         Literal["refuse", "drop"], "what to do with classes that are not in --classes"
@@ -59,15 +62,15 @@ def read(
     reading.drop = unknown_classes == "drop"
     reading.convention = convention
     reading.complete = complete
+    if image_table is not None:
+        listed = open_table(job, image_table, delimiter)
+        reading.list_images(listed, _columns(listed, image, {"path": path, "split": split}), ids)
+        job.done(listed.source)
+        named = {"value": value, "negatives": negatives}
     for file in files:
         fixed, place = split_and_file(file)
         table = open_table(job, place, delimiter)
-        columns = {"image": table.require(image, "--image")}
-        for name, given in named.items():
-            if given is not None:
-                columns[name] = table.require(given, f"--{name}")
-            elif name in table.columns:
-                columns[name] = name
+        columns = _columns(table, image, named)
         if layout == "long":
             columns["label"] = table.require(label, "--label")
             reading.long(table, columns, ids, fixed)
@@ -78,6 +81,17 @@ def read(
             reading.wide(table, columns, ids, fixed, skip or [])
         job.done(table.source)
     return reading.store(split_and_file(files[0])[1].absolute().parent)
+
+
+def _columns(table: Any, image: str, named: dict[str, str | None]) -> dict[str, str]:
+    """Which column is what: those the user named, and those that have the name itself."""
+    columns = {"image": table.require(image, "--image")}
+    for name, given in named.items():
+        if given is not None:
+            columns[name] = table.require(given, f"--{name}")
+        elif name in table.columns:
+            columns[name] = name
+    return columns
 
 
 class _Reading:
@@ -93,6 +107,11 @@ class _Reading:
         self.dropped = 0
         self.convention = "nan"
         self.complete = False
+
+    def list_images(self, table: Any, columns: dict[str, str], ids: str) -> None:
+        """Take the images of an image table: those without labels are kept, others refused."""
+        table.each(self._types(table, columns, ids), lambda block: self._rows(block, columns, None))
+        self.images.closed = True
 
     def long(self, table: Any, columns: dict[str, str], ids: str, split: str | None) -> None:
         """One row per label."""
