@@ -129,7 +129,20 @@ def csv_text(rows: Iterable[Sequence[str]], newline: str = "\n", delimiter: str 
 # --- Open Images ---------------------------------------------------------------------------------
 
 OI_SPLITS = ("train", "validation", "test")
-OI_LIST_HEADER = ["ImageID", "Subset", "OriginalURL", "OriginalLandingURL", "License", "AuthorProfileURL", "Author", "Title", "OriginalSize", "OriginalMD5", "Thumbnail300KURL", "Rotation"]
+OI_LIST_HEADER = [
+    "ImageID",
+    "Subset",
+    "OriginalURL",
+    "OriginalLandingURL",
+    "License",
+    "AuthorProfileURL",
+    "Author",
+    "Title",
+    "OriginalSize",
+    "OriginalMD5",
+    "Thumbnail300KURL",
+    "Rotation",
+]
 OI_TITLES = ("plain", 'a "quoted", title', "two\nlines, one title", "naïve 写真", "")
 
 
@@ -138,6 +151,107 @@ def mid(index: int) -> str:
     digits = "0123456789bcdfghjklmnpqrstvwxyz_"
     number = (index * 2_654_435_761 + 12_345) % (1 << 32)
     return "/m/0" + "".join(digits[(number >> shift) & 31] for shift in range(0, 35, 5))
+
+
+@dataclass
+class _OpenImages:
+    """The choices of one Open Images download, and the random ones made on the way."""
+
+    folder: Path
+    truth: Truth
+    version: int
+    case: str
+    variant: Variant
+    rng: random.Random
+
+    def __post_init__(self) -> None:
+        self.ids = [mid(which) for which in range(len(self.truth.classes))]
+        self.splits = [split for split in OI_SPLITS if split in self.truth.splits]
+        self.base = self.folder / "2017_11" if self.version == 3 else self.folder
+        self.prefix = "" if self.version == 3 else "oidv6-"
+
+    def spelt(self, number: int) -> str:
+        text = f"{number:016x}"
+        upper = self.case == "upper" or (self.case == "mixed" and self.rng.random() < 0.5)
+        return text.upper() if upper else text
+
+    def write(self, path: Path, rows: Iterable[Sequence[str]]) -> Path:
+        return self.variant.write(path, csv_text(rows, self.variant.newline))
+
+    def labels(self, kind: str, rows: Iterable[tuple[int, int, str]]) -> list[Path]:
+        """The label files, one per split; rows are image, class, confidence."""
+        paths = []
+        rows = list(rows)
+        for split in self.splits:
+            lines = [["ImageID", "Source", "LabelName", "Confidence"]]
+            for image, which, confidence in rows:
+                if self.truth.splits[image] == split:
+                    by = self.rng.choice(["verification", "crowdsource-verification"])
+                    by = "machine" if kind == "machine" else by
+                    name = self.ids[which] if which >= 0 else f"/m/other{which}"
+                    number = self.truth.numbers[image]
+                    lines.append([self.spelt(number), by, name, confidence])
+            paths.append(self.write(self.folder / _oi_label_name(self.version, split, kind), lines))
+        return paths
+
+    def class_list(self) -> Path:
+        text = "".join(name + self.variant.newline for name in self.ids)
+        path = self.base / f"{self.prefix}classes-trainable.txt"
+        return Variant(bom=self.variant.bom).write(path, text)
+
+    def descriptions(self) -> Path:
+        rows = [["/m/not-used", "Something, else"]]
+        rows += [list(pair) for pair in zip(self.ids, self.truth.classes, strict=True)]
+        self.rng.shuffle(rows)
+        if self.version == 6:
+            rows.insert(0, ["LabelName", "DisplayName"])
+        return self.write(self.base / f"{self.prefix}class-descriptions.csv", rows)
+
+    def rows(self, kept: Callable[[int], bool], *, by_name: bool) -> list[int]:
+        """Image positions in the order of the store: by split, then by id."""
+        splits = sorted(self.splits) if by_name else self.splits
+        rows = [i for i in range(len(self.truth.numbers)) if kept(i)]
+        rows.sort(key=lambda i: (splits.index(str(self.truth.splits[i])), self.truth.numbers[i]))
+        return rows
+
+    def image_lists(self, *, one: bool) -> list[Path]:
+        header = OI_LIST_HEADER[: 11 if self.version == 3 else 12]
+
+        def row(number: int, split: str | None) -> list[str]:
+            cells = [self.spelt(number), str(split), "https://example/1.jpg", "https://example/1"]
+            cells += ["by", "https://example/people", "A. Author", self.rng.choice(OI_TITLES)]
+            return [*cells, "4711", "0lJPRd6wVUxDzBmLRSGvHw==", "", "0.0"][: len(header)]
+
+        pairs = list(zip(self.truth.numbers, self.truth.splits, strict=True))
+        self.rng.shuffle(pairs)
+        if one:
+            path = self.base / "image_ids_and_rotation.csv"
+            return [self.write(path, [header, *(row(*pair) for pair in pairs)])]
+        paths = []
+        for split in self.splits:
+            if self.version == 3:
+                path = self.base / split / "images.csv"
+            elif split == "train":
+                path = self.base / "oidv6-train-images-with-labels-with-rotation.csv"
+            else:
+                path = self.base / f"{split}-images-with-rotation.csv"
+            rows = [header, *(row(*pair) for pair in pairs if pair[1] == split)]
+            paths.append(self.write(path, rows))
+        return paths
+
+    def expect(
+        self, states: list[list[State]], rows: list[int], order: list[int], **more: Any
+    ) -> Expected:
+        splits, numbers = self.truth.splits, self.truth.numbers
+        return Expected(
+            ids=[numbers[i] for i in rows],
+            classes=[self.ids[which] for which in order],
+            states=columns_of([states[i] for i in rows], order),
+            id_type="uint64",
+            paths=[f"{splits[i]}/{numbers[i]:016x}.jpg" for i in rows],
+            splits=[splits[i] for i in rows],
+            **more,
+        )
 
 
 def openimages(
@@ -160,125 +274,56 @@ def openimages(
         version: 6, or 3 with its folders and its descriptions without header.
         case: lower, upper or mixed: how image ids are spelt.
         image_list: None, "one" (image_ids_and_rotation.csv) or "each" (a file per split).
-        other: So many labels of classes that are not in the class list.
+        other: So many labels, of labelled images, for classes that are not in the class list.
+        machine: Labels (image, class, confidence) of the machine layer; it is cut at 0.7.
     """
-    rng = random.Random(seed)
-    splits = [split for split in OI_SPLITS if split in truth.splits]
-    ids = [mid(which) for which in range(len(truth.classes))]
-
-    def spelt(number: int) -> str:
-        text = f"{number:016x}"
-        upper = case == "upper" or (case == "mixed" and rng.random() < 0.5)
-        return text.upper() if upper else text
-
-    def label_rows(split: str) -> list[list[str]]:
-        rows = []
-        for image, which, state in truth.triples:
-            if truth.splits[image] == split:
-                by = rng.choice(["verification", "crowdsource-verification"])
-                rows.append(
-                    [spelt(truth.numbers[image]), by, ids[which], "1" if state > 0 else "0"]
-                )
-        here = [n for n, s in zip(truth.numbers, truth.splits, strict=True) if s == split]
-        for number in range(other if class_list and here else 0):
-            row = [spelt(rng.choice(here)), "verification", f"/m/other{number}", "1"]
-            rows.insert(rng.randint(0, len(rows)), row)
-        return rows
-
-    header = ["ImageID", "Source", "LabelName", "Confidence"]
-    sources = []
-    for split in splits:
-        path = folder / _oi_label_name(version, split, "human")
-        text = csv_text([header, *label_rows(split)], variant.newline)
-        sources.append(variant.write(path, text))
-    files = list(sources)
+    work = _OpenImages(folder, truth, version, case, variant, random.Random(seed))
+    labelled = sorted({image for image, _, _ in truth.triples})
+    triples = [(image, which, "1" if state > 0 else "0") for image, which, state in truth.triples]
+    for number in range(other if class_list and labelled else 0):
+        foreign = (work.rng.choice(labelled), -1 - number, "1")
+        triples.insert(work.rng.randint(0, len(triples)), foreign)
+    sources = work.labels("human", triples)
     options: dict[str, Any] = {}
-    base = folder / "2017_11" if version == 3 else folder
-    prefix = "" if version == 3 else "oidv6-"
     if class_list:
-        path = base / f"{prefix}classes-trainable.txt"
-        text = "".join(name + variant.newline for name in ids)
-        options["classes"] = Variant(bom=variant.bom).write(path, text)
-        files.append(options["classes"])
+        options["classes"] = work.class_list()
     if descriptions:
-        rows = [["/m/not-used", "Something, else"]]
-        rows += [list(pair) for pair in zip(ids, truth.classes, strict=True)]
-        rng.shuffle(rows)
-        if version == 6:
-            rows.insert(0, ["LabelName", "DisplayName"])
-        path = base / f"{prefix}class-descriptions.csv"
-        options["descriptions"] = variant.write(path, csv_text(rows, variant.newline))
-        files.append(options["descriptions"])
+        options["descriptions"] = work.descriptions()
+    files = [*sources, *options.values()]
     if image_list:
-        options["image_list"] = _oi_image_lists(
-            base, truth, version, spelt, rng, one=image_list == "one", variant=variant
-        )
+        options["image_list"] = work.image_lists(one=image_list == "one")
         files += options["image_list"]
 
-    used = sorted({which for _, which, _ in truth.triples}, key=lambda which: ids[which])
-    order = list(range(len(ids))) if class_list else used
-    labelled = {image for image, _, _ in truth.triples}
-    rows_of = [i for i in range(len(truth.numbers)) if image_list or i in labelled]
-    by_name = sorted(splits) if image_list else splits
-    rows_of.sort(key=lambda i: (by_name.index(str(truth.splits[i])), truth.numbers[i]))
-
-    def expect(states: list[list[State]], rows: list[int], **more: Any) -> Expected:
-        return Expected(
-            ids=[truth.numbers[i] for i in rows],
-            classes=[ids[which] for which in order],
-            names=[truth.classes[c] if descriptions else ids[c] for c in order],
-            states=columns_of([states[i] for i in rows], order),
-            id_type="uint64",
-            paths=[f"{truth.splits[i]}/{truth.numbers[i]:016x}.jpg" for i in rows],
-            splits=[truth.splits[i] for i in rows],
-            **more,
-        )
-
+    used = {which for _, which, _ in truth.triples}
+    order = list(range(len(work.ids)))
+    if not class_list:
+        order = [which for which in sorted_order(work.ids) if which in used]
+    names = [truth.classes[c] if descriptions else work.ids[c] for c in order]
+    listed = image_list is not None
     layers = {}
     if machine is not None:
-        options["machine"] = []
-        for split in splits:
-            path = folder / _oi_label_name(version, split, "machine")
-            rows = [
-                [spelt(truth.numbers[image]), "machine", ids[which], f"{confidence:.1f}"]
-                for image, which, confidence in machine
-                if truth.splits[image] == split
-            ]
-            options["machine"].append(
-                str(variant.write(path, csv_text([header, *rows], variant.newline)))
-            )
-        options["machine_threshold"] = 0.7
-        states = [[0] * len(ids) for _ in truth.numbers]
-        kept = Counter((i, c) for i, c, confidence in machine if round(confidence * 10) >= 7)
-        for image, which in kept:
-            states[image][which] = 1
-        seen = {image for image, _ in kept}
-        layers["machine"] = expect(
+        paths = work.labels("machine", [(i, c, f"{value:.1f}") for i, c, value in machine])
+        options |= {"machine": [str(path) for path in paths], "machine_threshold": 0.7}
+        kept = Counter((i, c) for i, c, value in machine if round(value * 10) >= 7)
+        states = [[int((i, c) in kept) for c in order] for i in range(len(truth.numbers))]
+        layers["machine"] = work.expect(
             states,
-            [
-                i
-                for i in sorted(
-                    range(len(truth.numbers)),
-                    key=lambda i: (by_name.index(str(truth.splits[i])), truth.numbers[i]),
-                )
-                if image_list or i in seen
-            ],
-            files=[Path(name) for name in options["machine"]],
+            work.rows(lambda i: listed or any(states[i]), by_name=listed),
+            order,
+            names=names,
+            files=paths,
             duplicates=sum(count - 1 for count in kept.values()),
         )
-    return Written(
-        "openimages",
-        [str(path) for path in sources],
-        expect(
-            truth.states(),
-            rows_of,
-            files=files,
-            duplicates=truth.duplicates(),
-            conflicts=truth.conflicts(),
-        ),
-        options,
-        layers,
+    expected = work.expect(
+        truth.states(),
+        work.rows(lambda i: listed or i in labelled, by_name=listed),
+        order,
+        names=names,
+        files=files,
+        duplicates=truth.duplicates(),
+        conflicts=truth.conflicts(),
     )
+    return Written("openimages", [str(path) for path in sources], expected, options, layers)
 
 
 def _oi_label_name(version: int, split: str, kind: str) -> str:
@@ -286,42 +331,6 @@ def _oi_label_name(version: int, split: str, kind: str) -> str:
         return f"2017_11/{split}/annotations-{kind}.csv"
     prefix = "oidv6-" if split == "train" and kind == "human" else ""
     return f"{prefix}{split}-annotations-{kind}-imagelabels.csv"
-
-
-def _oi_image_lists(
-    base: Path,
-    truth: Truth,
-    version: int,
-    spelt: Callable[[int], str],
-    rng: random.Random,
-    *,
-    one: bool,
-    variant: Variant,
-) -> list[Path]:
-    header = OI_LIST_HEADER[: 11 if version == 3 else 12]
-
-    def row(number: int, split: str | None) -> list[str]:
-        cells = [spelt(number), str(split), "https://c1.example/1.jpg", "https://example/1", "by"]
-        cells += ["https://example/people", "A. Author", rng.choice(OI_TITLES), "4711"]
-        return [*cells, "0lJPRd6wVUxDzBmLRSGvHw==", "", "0.0"][: len(header)]
-
-    pairs = list(zip(truth.numbers, truth.splits, strict=True))
-    rng.shuffle(pairs)
-    if one:
-        rows = [header, *(row(*pair) for pair in pairs)]
-        path = base / "image_ids_and_rotation.csv"
-        return [variant.write(path, csv_text(rows, variant.newline))]
-    paths = []
-    for split in sorted({str(split) for split in truth.splits}):
-        rows = [header, *(row(*pair) for pair in pairs if pair[1] == split)]
-        if version == 3:
-            path = base / split / "images.csv"
-        elif split == "train":
-            path = base / "oidv6-train-images-with-labels-with-rotation.csv"
-        else:
-            path = base / f"{split}-images-with-rotation.csv"
-        paths.append(variant.write(path, csv_text(rows, variant.newline)))
-    return paths
 
 
 # --- the data.csv of the paper's authors ---------------------------------------------------------
