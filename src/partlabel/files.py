@@ -136,8 +136,8 @@ class Source(io.RawIOBase):
 
     def record(self) -> dict[str, Any]:
         """Finish reading, close, and say what was read: name, size, checksum."""
-        while self.read(1 << 20):
-            pass
+        while rest := self._file.read(1 << 20):  # what the reader of the content had no need of
+            self._hash.update(rest)
         self.close()
         return {"name": self.path.name, "bytes": self.size, "sha256": self._hash.hexdigest()}
 

@@ -134,6 +134,12 @@ class LabelStore:
             self._images = ImageTable(table, self._template)
         return self._images
 
+    @images.setter
+    def images(self, images: ImageTable) -> None:
+        if len(images) != len(self):
+            raise ValueError(f"{len(images)} images, but the store has {len(self)} rows")
+        self._images = images
+
     def __len__(self) -> int:
         return len(self.indptr) - 1
 

@@ -186,6 +186,28 @@ class ImageTable:
             for path, name, split in whole
         ]
 
+    def with_template(self, template: str) -> ImageTable:
+        """The same images with all paths made by a template; checked on the first of them."""
+        kept = [name for name in self.table.column_names if name != "path"]
+        images = ImageTable(self.table.select(kept), template)
+        if "{split}" in template and "" in self.split_counts:
+            raise UsageError(f"path template {template!r}: some images have no split")
+        try:
+            images.paths(range(min(len(images), 1)))
+        except ValueError as error:
+            raise UsageError(
+                f"path template {template!r}: ids are {self.id_type} ({error})"
+            ) from error
+        return images
+
+    def with_splits(self, splits: Any) -> ImageTable:
+        """The same images with other splits."""
+        import pyarrow as pa
+
+        kept = [name for name in self.table.column_names if name != "split"]
+        column = pa.array(splits, pa.string()).dictionary_encode()
+        return ImageTable(self.table.select(kept).append_column("split", column), self.template)
+
     def take(self, rows: Rows) -> ImageTable:
         """The table of some rows only, in the given order."""
         return ImageTable(self.table.take(rows).combine_chunks(), self.template)

@@ -6,7 +6,7 @@ command line: ``partlabel import NAME`` takes the same arguments, with the annot
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,9 @@ from partlabel.errors import DataError, UsageError
 from partlabel.files import Progress, Silent
 from partlabel.folder import refuse_existing
 from partlabel.readers import chexpert, coco, csl, lvis, nuswide, openimages, stores, table, voc
-from partlabel.readers.base import Job, with_split
+from partlabel.readers.base import Job
 from partlabel.store import LabelStore
+from partlabel.tables import check_template
 
 READERS: dict[str, Callable[..., LabelStore]] = {
     "table": table.read,
@@ -70,8 +71,10 @@ def import_labels(
     if val is not None and not 0 < val < 1:
         raise UsageError(f"--val must be between 0 and 1, got {val:g}")
     refuse_existing(out, overwrite=overwrite)
-    job = Job(images=images, path_template=path_template, progress=progress or Silent())
-    store = READERS[name](job, sources, **options)
+    if path_template is not None:
+        check_template(path_template)
+    with Job(images=images, path_template=path_template, progress=progress or Silent()) as job:
+        store = READERS[name](job, sources, **options)
     if strict and store.origin.conflicts:
         examples = [note for note in store.origin.notes if note.startswith("present and absent")]
         what = f"{store.origin.conflicts:,} labels are annotated present and absent ({examples[0]})"
@@ -83,14 +86,28 @@ def import_labels(
     for path in layers:
         refuse_existing(path, overwrite=overwrite)
     made_by = {"import": name, **_recorded(options)}
-    saved = {}
+    if val is not None:
+        _set_val(layers.values(), val, seed=seed)
+        made_by |= {"val": val, "seed": seed}
     for path, layer in layers.items():
         layer.origin = replace(layer.origin, made_by=layer.origin.made_by or made_by)
-        saved[path] = (
-            layer if val is None else with_split(layer, val, seed=seed, keyed=draw.image_keys)
-        )
-        saved[path].save(path, overwrite=overwrite)
-    return saved
+        layer.save(path, overwrite=overwrite)
+    return layers
+
+
+def _set_val(stores: Collection[LabelStore], share: float, *, seed: int) -> None:
+    """Put a share of the images into split "val", the rest into "train"; the same in all layers."""
+    first = next(iter(stores))
+    if set(first.images.split_counts) - {""}:
+        there = ", ".join(first.images.split_counts)
+        raise UsageError(f"--val: the data has splits already ({there}); leave --val out")
+    if len(first) < 2:
+        raise UsageError(f"--val: {len(first)} images cannot be split")
+    count = min(max(round(share * len(first)), 1), len(first) - 1)
+    bound = np.sort(draw.image_keys(first.images, seed=seed, purpose="val"))[count - 1]
+    for store in stores:
+        chosen = draw.image_keys(store.images, seed=seed, purpose="val") <= bound
+        store.images = store.images.with_splits(np.where(chosen, "val", "train"))
 
 
 def images_found(store: LabelStore) -> tuple[int, int]:

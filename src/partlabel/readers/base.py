@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from partlabel.assemble import Assembled, Ints
 from partlabel.errors import DataError, UsageError, suggest
@@ -34,10 +33,20 @@ class Job:
     notes: list[str] = field(default_factory=list)
     siblings: dict[str, LabelStore] = field(default_factory=dict)
     """Other layers of labels, saved beside the main store as NAME.<layer>.labels."""
+    _opened: list[Source] = field(default_factory=list)
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for source in self._opened:
+            source.close()
 
     def open(self, path: str | Path) -> Source:
         """Open an input file; call :meth:`done` when it is read."""
-        return Source(path, self.progress)
+        source = Source(path, self.progress)
+        self._opened.append(source)
+        return source
 
     def done(self, source: Source) -> None:
         """Note name, size and checksum of a file that was read."""
@@ -71,7 +80,8 @@ class Job:
             raise DataError(
                 f"image {twice} is there twice", fix="an image belongs to one row and one split"
             )
-        images.template = self.path_template or images.template
+        if self.path_template is not None:
+            images = images.with_template(self.path_template)
         folder = self.images or root
         return LabelStore(
             classes,
@@ -239,35 +249,3 @@ def unless_template(
     check_template(template)
     whole = zip(paths, ids, splits, strict=True)
     return [None if template.format(id=i, split=s) == path else path for path, i, s in whole]
-
-
-def with_split(
-    store: LabelStore, share: float, *, seed: int, keyed: Callable[..., Any]
-) -> LabelStore:
-    """Put a share of the images into split ``val`` and the rest into ``train``."""
-    if set(store.images.split_counts) - {""}:
-        there = ", ".join(store.images.split_counts)
-        raise UsageError(f"--val: the data has splits already ({there}); leave --val out")
-    count = min(max(round(share * len(store)), 1), len(store) - 1)
-    order = np.argsort(keyed(store.images, seed=seed), kind="stable")
-    splits: npt.NDArray[np.object_] = np.full(len(store), "train", dtype=object)
-    splits[order[:count]] = "val"
-    table = store.images.table
-    paths = table["path"] if "path" in table.column_names else None
-    images = ImageTable.make(
-        table["id"].combine_chunks(), paths=paths, splits=splits, template=store.images.template
-    )
-    made_by = {**store.origin.made_by, "val": share, "seed": seed}
-    return replace_images(store, images, made_by=made_by)
-
-
-def replace_images(store: LabelStore, images: ImageTable, **origin: Any) -> LabelStore:
-    """The same labels with another image table."""
-    return LabelStore(
-        store.classes,
-        images,
-        indptr=store.indptr,
-        codes=store.codes,
-        complete=store.complete,
-        origin=replace(store.origin, **origin),
-    )

@@ -50,8 +50,8 @@ def read(
     if machine:
         if given is None:
             raise UsageError("--machine needs --classes, so that both layers have the same classes")
-        layer = Job(images=job.images, path_template=job.path_template, progress=job.progress)
-        store = _layer(layer, machine, given, listed, names, least=machine_threshold)
+        with Job(images=job.images, path_template=job.path_template, progress=job.progress) as own:
+            store = _layer(own, machine, given, listed, names, least=machine_threshold)
         job.siblings["machine"] = store
     return _layer(job, labels, given, listed, names, least=None)
 

@@ -62,7 +62,10 @@ class ParquetFile:
                         error.what, path=self.source.path, key=key, fix=error.fix
                     ) from None
                 before += batch.num_rows
-                self.source.progress.advance(rows=batch.num_rows)
+                share = batch.num_rows / max(self._file.metadata.num_rows, 1)
+                self.source.progress.advance(
+                    read=int(self.source.size * share), rows=batch.num_rows
+                )
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise self._error(error) from error
 

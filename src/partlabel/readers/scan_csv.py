@@ -183,14 +183,13 @@ class CsvFile:
         return self._lines_before(offset) + line
 
     def _lines_before(self, offset: int) -> int:
-        again = Source(self.source.path)
         lines = 0
-        for block in again.blocks(BLOCK):
-            lines += block[:offset].count(b"\n")
-            offset -= len(block)
-            if offset <= 0:
-                break
-        again.close()
+        with Source(self.source.path) as again:
+            for block in again.blocks(BLOCK):
+                lines += block[:offset].count(b"\n")
+                offset -= len(block)
+                if offset <= 0:
+                    break
         return lines
 
     def _explain(

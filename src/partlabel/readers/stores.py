@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 from typing import Annotated
@@ -18,4 +19,9 @@ def read(
     """Merge label stores."""
     if len(stores) < 2:
         raise UsageError("merging needs at least two stores")
-    return reduce(merge, [LabelStore.open(path) for path in stores])
+    merged = reduce(merge, [LabelStore.open(path) for path in stores])
+    if job.path_template is not None:
+        merged.images = merged.images.with_template(job.path_template)
+    if job.images is not None:
+        merged.origin = replace(merged.origin, image_root=str(job.images.absolute()))
+    return merged
