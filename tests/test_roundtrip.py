@@ -7,6 +7,7 @@ import json
 import random
 import re
 import tempfile
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -907,3 +908,77 @@ def test_parquet_lists_with_nulls(tmp_path: Path, kind: str) -> None:
     store = LabelStore.open(out)
     assert store.images.ids.tolist() == [3, 1, 2]
     assert store.dense([0, 1, 2]).tolist() == [[0, 1], [-1, -1], [0, 0]]
+
+
+def test_contradictions_of_images_that_are_left_out_do_not_count(tmp_path: Path) -> None:
+    path = tmp_path / "train-annotations-human-imagelabels.csv"
+    path.write_text(f"{OI_HEADER}{A},v,/m/1,1\n{A},v,/m/1,0\n{B},v,/m/1,1\n")
+    put(tmp_path, list__csv=f"ImageID,Subset\n{B},train\n")
+    out = tmp_path / "x.labels"
+    import_labels(
+        "openimages", [str(path)], out=out, image_list=[tmp_path / "list.csv"], strict=True
+    )
+    store = LabelStore.open(out)
+    assert store.images.ids.tolist() == [11]
+    assert store.origin.conflicts == 0
+
+
+def test_strict_merge_of_stores_that_disagree(tmp_path: Path) -> None:
+    paths = []
+    for name, value in (("a", 1), ("b", 0)):
+        put(tmp_path, **{f"{name}__csv": f"image_id,label,value\nimg,x,{value}\n"})
+        paths.append(tmp_path / f"{name}.labels")
+        import_labels("table", [str(tmp_path / f"{name}.csv")], out=paths[-1], layout="long")
+    with pytest.raises(PartlabelError, match="1 label"):
+        import_labels("stores", paths, out=tmp_path / "x.labels", strict=True)
+
+
+def test_a_line_of_spaces_is_the_same_in_every_block(tmp_path: Path) -> None:
+    put(tmp_path, a__csv="image_id,label,value\na,x,1\n   \n")
+    said = set()
+    for size in (3, 8, 64, 1 << 20):
+        with small_blocks(size):
+            out = tmp_path / f"{size}.labels"
+            said.add(refusal("table", [str(tmp_path / "a.csv")], out=out, layout="long"))
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("more", ["", ', "it\'s"'])
+def test_an_empty_entry_of_a_list_is_the_same_in_every_list(tmp_path: Path, more: str) -> None:
+    """Left out or refused, but not a class in one column of lists and nothing in the other."""
+    cell = f"['', 'x'{more}]"
+    put(tmp_path, a__csv=formats.csv_text([["image_id", "positives"], ["a", cell]]))
+    files, out = [str(tmp_path / "a.csv")], tmp_path / "x.labels"
+    if refusal("table", files, out=out, layout="lists") is None:
+        assert "" not in LabelStore.open(out).classes.ids
+
+
+def test_escapes_in_lists_warn_nobody(tmp_path: Path) -> None:
+    r"""A cell like ['a\d'] is Python with a doubtful escape: a matter of words, not of warnings."""
+    put(tmp_path, a__csv="image_id,positives\na,\"['a\\d']\"\n")
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        refusal("table", [str(tmp_path / "a.csv")], out=tmp_path / "x.labels", layout="lists")
+    assert [str(one.message) for one in warned] == []
+
+
+def test_nuswide_line_numbers_count_empty_lines(tmp_path: Path) -> None:
+    truth = Truth([1, 2], ["sky"], ["train", "test"], [(0, 0, 1)])
+    written = formats.nuswide(tmp_path / "in", truth)
+    labels = tmp_path / "in" / "Groundtruth" / "TrainTestLabels" / "Labels_sky_Train.txt"
+    labels.write_text("\n\n2\n")
+    with pytest.raises(PartlabelError, match=r"Train\.txt line 3: "):
+        import_labels("nuswide", written.sources, out=tmp_path / "x.labels")
+
+
+@pytest.mark.parametrize("options", [{"delimiter": ";;"}, {"separator": ""}])
+def test_impossible_separators(tmp_path: Path, options: dict[str, str]) -> None:
+    put(tmp_path, a__csv="image_id,positives\na,x\n")
+    with pytest.raises(PartlabelError):
+        import_labels(
+            "table",
+            [str(tmp_path / "a.csv")],
+            out=tmp_path / "x.labels",
+            layout="lists",
+            **options,
+        )

@@ -1,5 +1,7 @@
 """Multi-label classification when most labels are unknown."""
 
+from typing import TYPE_CHECKING, Any
+
 from partlabel.errors import PartlabelError
 from partlabel.labels import (
     ABSENT,
@@ -15,16 +17,21 @@ from partlabel.store import LabelStore
 from partlabel.summary import summarise
 from partlabel.tables import ClassTable, ImageTable
 
+if TYPE_CHECKING:
+    from partlabel.losses import LOSSES, build_loss
+
 __version__ = "0.1.0"
 
 __all__ = [
     "ABSENT",
+    "LOSSES",
     "PRESENT",
     "UNKNOWN",
     "ClassTable",
     "ImageTable",
     "LabelStore",
     "PartlabelError",
+    "build_loss",
     "from_states",
     "lists_from_states",
     "merge",
@@ -32,3 +39,14 @@ __all__ = [
     "summarise",
     "to_states",
 ]
+
+# Names that need torch, which takes a second to import and which most commands do without.
+_LATER = {"LOSSES": "partlabel.losses", "build_loss": "partlabel.losses"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'partlabel' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_LATER[name]), name)

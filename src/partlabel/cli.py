@@ -248,6 +248,8 @@ def main() -> NoReturn:
     try:
         code = app(standalone_mode=False)
         sys.stdout.flush()
+        if code == 130:  # typer's answer to Ctrl-C
+            raise KeyboardInterrupt
     except PartlabelError as error:
         terminal.error(str(error))
         code = 2
@@ -255,7 +257,7 @@ def main() -> NoReturn:
         terminal.error(_usage(error))
         code = 2
     except (KeyboardInterrupt, typer.Abort):
-        terminal.error("interrupted; nothing was written, what was there before is untouched")
+        terminal.error("interrupted; stores are replaced whole or left untouched")
         code = 130
     except BrokenPipeError:
         os.dup2(

@@ -19,7 +19,10 @@ from pathlib import Path
 
 
 class PartlabelError(Exception):
-    """Any input that cannot be used; its text is meant for the person who gave it."""
+    """Any input that cannot be used; its text is one line, for the person who gave it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(" ".join(text.split()))
 
 
 class DataError(PartlabelError):

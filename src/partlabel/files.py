@@ -162,7 +162,11 @@ def existing_folder(path: str | Path) -> Path:
         return path
     if path.exists():
         raise DataError("is a file, not a folder", path=path)
-    raise DataError("no such folder", path=path)
+    parent = path.parent
+    if not parent.is_dir():
+        raise DataError("no such folder", path=path, fix=f"there is no folder {parent}")
+    names = sorted(entry.name for entry in parent.iterdir() if entry.is_dir())
+    raise DataError("no such folder", path=path, fix=f"in {parent} {suggest(path.name, names)}")
 
 
 def _listing(folder: Path) -> str:

@@ -115,6 +115,7 @@ def _decoded(table: Any) -> Any:
 def _triples(store: LabelStore, rows: Rows, classes: Rows) -> Triples:
     """Row, class and absence of every listed label."""
     flag = absent_bit(store.codes.dtype)
+    store.counts()  # refuses a class that is not in the table
     row = np.repeat(rows, np.diff(store.indptr))
     return row, classes[store.codes & (flag - 1)], store.codes >= flag
 

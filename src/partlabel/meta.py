@@ -43,6 +43,10 @@ class Origin:
 
 def read_meta(path: Path) -> dict[str, Any]:
     """Read meta.json of a store folder; refuse what is not a store of this format."""
+    if path.is_file():
+        raise StoreError(
+            f"{path}: is a file, not a store; make a store of it with partlabel import"
+        )
     if not path.is_dir():
         there = (
             sorted(entry.name for entry in path.parent.glob("*.labels"))

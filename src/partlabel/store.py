@@ -20,12 +20,13 @@ import numpy as np
 import numpy.typing as npt
 
 from partlabel.assemble import absent_bit, code_type, segments
-from partlabel.errors import StoreError
-from partlabel.folder import new_folder, recover
+from partlabel.errors import StoreError, UsageError
+from partlabel.folder import identity, mapped_array, new_folder, recover
 from partlabel.labels import ABSENT, PRESENT, UNKNOWN, States
 from partlabel.meta import FORMAT_VERSION, Origin, read_meta
 from partlabel.tables import ClassTable, ImageTable, Rows
 
+_TRIES = 20  # to open a store that others keep replacing
 _CHUNK = 1 << 22  # labels handled at a time where a whole array would not fit
 
 
@@ -74,7 +75,8 @@ class LabelStore:
         origin: Origin | None = None,
     ) -> None:
         self.classes = classes
-        self._images: ImageTable | Path = images
+        self.path: Path | None = None
+        self._images: ImageTable | npt.NDArray[np.uint8] = images
         self._template = images.template
         self.complete = complete
         self.origin = origin or Origin()
@@ -93,45 +95,63 @@ class LabelStore:
             raise ValueError(f"indptr must be int64 and not empty, got {self.indptr.dtype}")
         if self.indptr[0] != 0 or self.indptr[-1] != len(self.codes):
             raise ValueError(f"indptr does not span the {len(self.codes)} codes")
+        if not (self.indptr[1:] >= self.indptr[:-1]).all():
+            raise ValueError("indptr goes back")
         self._flag = self.codes.dtype.type(absent_bit(self.codes.dtype))
 
     @classmethod
     def open(cls, path: str | Path) -> LabelStore:
-        """Open a store folder; the arrays are mapped, the image table is read when it is needed."""
+        """Open a store folder; arrays are mapped, the image table is parsed when it is needed."""
         path = Path(path)
         recover(path)
-        meta = read_meta(path)
+        for _ in range(_TRIES):
+            before = identity(path)
+            try:
+                store = cls._open(path, read_meta(path))
+            except StoreError:
+                if before == identity(path):
+                    raise
+                continue
+            if before == identity(path):
+                return store
+        raise StoreError(f"{path}: is replaced again and again while it is opened; try later")
+
+    @classmethod
+    def _open(cls, path: Path, meta: dict[str, Any]) -> LabelStore:
         store = cls.__new__(cls)
+        store.path = path
         try:
             store.classes = ClassTable.read(path / "classes.csv")
-            store._images = path / "images.parquet"
+            # Mapped now: once the folder is replaced its name leads to another table.
+            store._images = np.memmap(path / "images.parquet", np.uint8, "r")
             store._template = meta["path_template"]
             store.complete = bool(meta["complete"])
             store.origin = Origin.from_meta(meta)
-            store._set_arrays(_mapped(path / "indptr.npy"), _mapped(path / "codes.npy"))
+            store._set_arrays(mapped_array(path / "indptr.npy"), mapped_array(path / "codes.npy"))
             counts = (meta["counts"]["images"], meta["counts"]["classes"])
             if counts != (len(store), len(store.classes)):
-                raise StoreError(f"has {len(store)} rows and {len(store.classes)} classes")
-        except (OSError, ValueError, KeyError, TypeError, EOFError, StoreError) as error:
+                raise ValueError(f"has {len(store)} rows and {len(store.classes)} classes")
+        except FileNotFoundError as error:
+            name = Path(error.filename or "").name
+            raise StoreError(
+                f"{path}: damaged store ({name} is missing); import it again"
+            ) from error
+        except KeyError as error:
+            what = f"meta.json has no {error}"
+            raise StoreError(f"{path}: damaged store ({what}); import it again") from error
+        except (OSError, ValueError, TypeError, StoreError) as error:
             raise StoreError(f"{path}: damaged store ({error}); import it again") from error
         return store
 
     @property
     def images(self) -> ImageTable:
         """Ids, paths and splits of the images."""
-        if isinstance(self._images, Path):
-            import pyarrow as pa
-            import pyarrow.parquet as pq
-
+        if not isinstance(self._images, ImageTable):
             try:
-                table = pq.read_table(self._images)
-            except (OSError, pa.ArrowException) as error:
-                raise StoreError(
-                    f"{self._images}: damaged store ({error}); import again"
-                ) from error
-            if table.num_rows != len(self):
-                raise StoreError(f"{self._images}: {table.num_rows} images for {len(self)} rows")
-            self._images = ImageTable(table, self._template)
+                self._images = ImageTable.read(self._images, self._template, rows=len(self))
+            except (OSError, ValueError, UsageError) as error:  # Arrow's errors are ValueErrors
+                what = f"damaged store (images.parquet: {error})"
+                raise StoreError(f"{self.path}: {what}; import it again") from error
         return self._images
 
     @images.setter
@@ -174,7 +194,9 @@ class LabelStore:
             codes = self.codes[start : start + _CHUNK]
             which = (codes & (self._flag - 1)).astype(np.int64)
             if len(which) and which.max() >= count:
-                raise StoreError(f"damaged store: class {which.max()} of {count}; import it again")
+                place = f"{self.path}: " if self.path else ""
+                what = f"damaged store (codes.npy: class {which.max()} of {count})"
+                raise StoreError(f"{place}{what}; import it again")
             which += (codes >= self._flag) * count
             total += np.bincount(which, minlength=2 * count)
         positives = total[:count]
@@ -227,20 +249,22 @@ class LabelStore:
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write the store to a folder, in one step: a crash leaves what was there before."""
-        import pyarrow.parquet as pq
-
         path = Path(path)
         with new_folder(path, overwrite=overwrite) as folder:
-            self.classes.write(folder / "classes.csv")
-            encoded = [
-                name for name in ("split", "shard") if name in self.images.table.column_names
-            ]
-            pq.write_table(self.images.table, folder / "images.parquet", use_dictionary=encoded)
-            np.save(folder / "indptr.npy", self.indptr)
-            np.save(folder / "codes.npy", self.codes)
-            text = json.dumps(self._meta(), indent=2, ensure_ascii=False) + "\n"
-            (folder / "meta.json").write_text(text, encoding="utf-8")
+            self.write(folder)
         return path
+
+    def write(self, folder: Path) -> None:
+        """Write the files of the store into a folder that is there."""
+        import pyarrow.parquet as pq
+
+        self.classes.write(folder / "classes.csv")
+        encoded = [name for name in ("split", "shard") if name in self.images.table.column_names]
+        pq.write_table(self.images.table, folder / "images.parquet", use_dictionary=encoded)
+        np.save(folder / "indptr.npy", self.indptr)
+        np.save(folder / "codes.npy", self.codes)
+        text = json.dumps(self._meta(), indent=2) + "\n"
+        (folder / "meta.json").write_text(text, encoding="utf-8")
 
     def _meta(self) -> dict[str, Any]:
         counts = self.counts()
@@ -270,10 +294,3 @@ class LabelStore:
                 f"rows must be in 0..{len(self) - 1}, got {index.min()}..{index.max()}"
             )
         return index
-
-
-def _mapped(path: Path) -> npt.NDArray[Any]:
-    array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    if array.ndim != 1:
-        raise ValueError(f"{path.name} has {array.ndim} dimensions")
-    return array

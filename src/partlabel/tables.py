@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 import re
 import string
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,9 @@ class ClassTable:
         self.names = self.ids if names is None else tuple(names)
         if len(self.names) != len(self.ids):
             raise ValueError(f"{len(self.names)} names for {len(self.ids)} class ids")
+        longest = max((len(text) for text in (*self.ids, *self.names)), default=0)
+        if longest > 10_000:
+            raise UsageError(f"a class id or name has {longest:,} characters; 10,000 at most")
         if len(self.index) != len(self.ids):
             twice = next(name for i, name in enumerate(self.ids) if self.index[name] != i)
             raise UsageError(f"class id {twice!r} is there twice; class ids must be unique")
@@ -69,7 +72,10 @@ class ClassTable:
     def write(self, path: Path) -> None:
         """Write ``index,id,name`` as csv."""
         with path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
+            # Quoted wherever a reader might take a character for the end of a row.
+            odd = any("\r" in text for text in (*self.ids, *self.names))
+            form = csv.QUOTE_NONNUMERIC if odd else csv.QUOTE_MINIMAL
+            writer = csv.writer(file, lineterminator="\n", quoting=cast(Any, form))
             writer.writerow(["index", "id", "name"])
             writer.writerows(
                 (i, *row) for i, row in enumerate(zip(self.ids, self.names, strict=True))
@@ -79,7 +85,7 @@ class ClassTable:
     def read(cls, path: Path) -> ClassTable:
         """Read what :meth:`write` wrote."""
         with path.open(encoding="utf-8", newline="") as file:
-            rows = list(csv.reader(file))
+            rows = list(_csv_rows(file))
         if not rows or rows[0] != ["index", "id", "name"] or any(len(row) != 3 for row in rows):
             raise StoreError(f"{path}: is not a class table of a store (index,id,name)")
         return cls([row[1] for row in rows[1:]], [row[2] for row in rows[1:]])
@@ -130,6 +136,20 @@ class ImageTable:
                 columns["split"] = pc.dictionary_encode(split)
         return cls(pa.table(columns), template)
 
+    @classmethod
+    def read(cls, data: npt.NDArray[np.uint8], template: str | None, *, rows: int) -> ImageTable:
+        """Read the bytes of a parquet file that must have so many rows."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        table = pq.read_table(pa.BufferReader(data))
+        table.validate(full=True)
+        if "id" not in table.column_names or table["id"].null_count:
+            raise ValueError("has no ids")
+        if table.num_rows != rows:
+            raise ValueError(f"has {table.num_rows} images for {rows} rows")
+        return cls(table, template)
+
     def __len__(self) -> int:
         return int(self.table.num_rows)
 
@@ -168,7 +188,7 @@ class ImageTable:
         """The split of each of these rows."""
         if "split" not in self.table.column_names:
             return [None] * len(rows)
-        return list(self.table["split"].take(rows).to_pylist())
+        return list(self.table["split"].take(np.asarray(rows, np.int64)).to_pylist())
 
     def paths(self, rows: Sequence[int] | Rows) -> list[str | None]:
         """The path of each of these rows, relative to the image root; None where there is none."""
@@ -239,7 +259,11 @@ class ImageTable:
 
 
 def check_template(template: str) -> None:
-    """Check that a path template has only {id}, {id:016x}, {id:012d} and {split}."""
+    """Check that a path template has only {id}, {id:016x}, {id:012d}, {split} and stays inside."""
+    if re.search(r"^[/\\]|^[A-Za-z]:|(^|[/\\])\.\.([/\\]|$)", template):
+        raise UsageError(
+            f"path template {template!r} leaves the image folder; name it with --images"
+        )
     try:
         fields = list(string.Formatter().parse(template))
     except ValueError as error:
@@ -253,6 +277,13 @@ def check_template(template: str) -> None:
             raise UsageError(
                 f"path template {template!r}: use only {{split}}, {{id}}, {{id:016x}}, {{id:012d}}"
             )
+
+
+def _csv_rows(file: Any) -> Iterator[list[str]]:
+    try:
+        yield from csv.reader(file)
+    except csv.Error as error:
+        raise StoreError(f"{file.name}: {error}") from error
 
 
 def _some(names: Sequence[str]) -> str:

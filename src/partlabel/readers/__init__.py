@@ -7,6 +7,7 @@ command line: ``partlabel import NAME`` takes the same arguments, with the annot
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,9 @@ import numpy as np
 from partlabel import draw
 from partlabel.errors import DataError, UsageError
 from partlabel.files import Progress, Silent
-from partlabel.folder import refuse_existing
+from partlabel.folder import new_folder, refuse_existing
 from partlabel.readers import chexpert, coco, csl, lvis, nuswide, openimages, stores, table, voc
-from partlabel.readers.base import Job
+from partlabel.readers.base import CONFLICT, Job
 from partlabel.store import LabelStore
 from partlabel.tables import check_template
 
@@ -76,9 +77,7 @@ def import_labels(
     with Job(images=images, path_template=path_template, progress=progress or Silent()) as job:
         store = READERS[name](job, sources, **options)
     if strict and store.origin.conflicts:
-        examples = [note for note in store.origin.notes if note.startswith("present and absent")]
-        what = f"{store.origin.conflicts:,} labels are annotated present and absent ({examples[0]})"
-        raise DataError(what, fix="mend them, or leave --strict out: then present wins")
+        raise _contradiction(job, store)
     layers = {out: store} | {
         out.with_name(f"{out.name.removesuffix('.labels')}.{layer}.labels"): sibling
         for layer, sibling in job.siblings.items()
@@ -89,10 +88,19 @@ def import_labels(
     if val is not None:
         _set_val(layers.values(), val, seed=seed)
         made_by |= {"val": val, "seed": seed}
-    for path, layer in layers.items():
-        layer.origin = replace(layer.origin, made_by=layer.origin.made_by or made_by)
-        layer.save(path, overwrite=overwrite)
+    with ExitStack() as stack:  # all layers are written before the first is put in place
+        for path, layer in layers.items():
+            layer.origin = replace(layer.origin, made_by=layer.origin.made_by or made_by)
+            layer.write(stack.enter_context(new_folder(path, overwrite=overwrite)))
     return layers
+
+
+def _contradiction(job: Job, store: LabelStore) -> DataError:
+    shown = [note for note in store.origin.notes if note.startswith(CONFLICT)]
+    example = shown[0].removeprefix(CONFLICT) if shown else "the stores disagree"
+    what = f"{store.origin.conflicts:,} labels are annotated present and absent: {example}"
+    fix = "mend them, or leave --strict out: then present wins"
+    return DataError(what, path=job.place() or None, fix=fix)
 
 
 def _set_val(stores: Collection[LabelStore], share: float, *, seed: int) -> None:

@@ -15,9 +15,11 @@ from partlabel.assemble import Assembled, Ints
 from partlabel.errors import DataError, UsageError, suggest
 from partlabel.files import Progress, Silent, Source
 from partlabel.meta import Origin
-from partlabel.readers.scan_csv import CsvFile
+from partlabel.readers.scan_csv import BadRow, CsvFile
 from partlabel.store import LabelStore
 from partlabel.tables import ClassTable, ImageTable, check_template
+
+CONFLICT = "present and absent, taken as present: "
 
 
 @dataclass(kw_only=True)
@@ -52,6 +54,11 @@ class Job:
         """Note name, size and checksum of a file that was read."""
         self.sources.append(source.record())
 
+    def place(self) -> str:
+        """The files read so far, to name in an error that concerns them all."""
+        names = [str(source.path) for source in self._opened]
+        return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+
     def note(self, count: int, text: str) -> None:
         """Report something that was left out or changed, unless it never happened."""
         if count:
@@ -77,9 +84,9 @@ class Job:
         labels = labels.positives_only() if complete else labels
         twice = images.duplicate()
         if twice is not None:
-            raise DataError(
-                f"image {twice} is there twice", fix="an image belongs to one row and one split"
-            )
+            shown = f"{twice:016x}" if images.id_type == "uint64" else twice
+            fix = "an image belongs to one row and one split"
+            raise DataError(f"image {shown} is there twice", path=self.place(), fix=fix)
         if self.path_template is not None:
             images = images.with_template(self.path_template)
         folder = self.images or root
@@ -102,7 +109,7 @@ class Job:
 def conflict_notes(labels: Assembled, classes: ClassTable, images: ImageTable) -> tuple[str, ...]:
     """Show the first labels that were annotated both present and absent."""
     return tuple(
-        f"present and absent, taken as present: image {images.show_id(row)}, class {classes.ids[i]}"
+        f"{CONFLICT}image {images.show_id(row)}, class {classes.ids[i]}"
         for row, i in labels.examples
     )
 
@@ -141,21 +148,26 @@ class Vocabulary:
         return f"unknown class {name!r}", suggest(name, self.index) + ", or complete the class file"
 
 
+def lines_of(text: str) -> list[str]:
+    """The lines of a text; other characters that Python takes for line ends are left alone."""
+    return re.split(r"\r\n|\n|\r", text)
+
+
 def split_and_file(argument: str, official: str | None = None) -> tuple[str | None, Path]:
     """Read ``SPLIT=FILE``; without SPLIT it is taken from the name where that is an official one.
 
     Example:
         >>> split_and_file("train=labels.csv")
         ('train', PosixPath('labels.csv'))
-        >>> split_and_file("instances_val2014.json", r"instances_(train|val)20(14|17)")
+        >>> split_and_file("instances_val2014.json", r"^instances_(train|val)20(14|17)")
         ('val', PosixPath('instances_val2014.json'))
     """
     named = re.fullmatch(r"([A-Za-z][\w-]*)=(.+)", argument)
     if named and not Path(argument).exists():
         return named[1], Path(named[2])
     path = Path(argument)
-    if official is not None:
-        match = re.search(official, path.as_posix())
+    for name in (path.name, f"{path.absolute().parent.name}/{path.name}") if official else ():
+        match = re.search(official or "", name)
         if match:
             return match[1], path
     return None, path
@@ -164,7 +176,7 @@ def split_and_file(argument: str, official: str | None = None) -> tuple[str | No
 def read_classes(job: Job, path: str | Path) -> ClassTable:
     """Read a class list: one id per line, or a csv with an id (or label) and perhaps a name."""
     if Path(path).suffix.lower() not in (".csv", ".tsv"):
-        ids = [line.strip() for line in job.read_text(path).splitlines()]
+        ids = [line.strip() for line in lines_of(job.read_text(path))]
         return _class_table(path, [name for name in ids if name], None)
     rows = read_rows(job, path)
     if not rows:
@@ -234,10 +246,10 @@ def relative_paths(paths: Any, root: Path) -> Any:
         return paths
     base = root.absolute()
     mended: list[str | None] = []
-    for path, bad in zip(paths.to_pylist(), suspect.to_pylist(), strict=True):
+    for row, (path, bad) in enumerate(zip(paths.to_pylist(), suspect.to_pylist(), strict=True)):
         if bad and not (Path(path).is_relative_to(base) and ".." not in Path(path).parts):
             fix = f"give --images, the folder that holds it (now {base})"
-            raise DataError(f"image path {path!r} leaves the image folder", fix=fix)
+            raise BadRow(row, f"image path {path!r} leaves the image folder", fix)
         mended.append(Path(path).relative_to(base).as_posix() if bad else path)
     return pa.array(mended, pa.string())
 

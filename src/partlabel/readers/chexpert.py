@@ -8,14 +8,14 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from partlabel.assemble import Assembler
-from partlabel.errors import DataError
-from partlabel.readers.base import Job, split_and_file
+from partlabel.errors import DataError, LabelValueError
+from partlabel.readers.base import Job, relative_paths, split_and_file
 from partlabel.readers.rows import ImageRows
 from partlabel.readers.scan_csv import BadRow, CsvFile
 from partlabel.store import LabelStore
 from partlabel.tables import ClassTable
 
-OFFICIAL = r"(?:^|/)(train|valid|test)[^/]*\.csv"
+OFFICIAL = r"^(train|valid|test)[^/]*\.csv"
 ABOUT = ("Path", "Sex", "Age", "Frontal/Lateral", "AP/PA")
 
 
@@ -29,6 +29,7 @@ def read(
 ) -> LabelStore:
     """Read CheXpert; the uncertain labels are also saved as NAME.uncertain.labels."""
     images = ImageRows()
+    root = job.images or _root(split_and_file(files[0], OFFICIAL)[1].absolute())
     names: list[str] = []
     labels = unsure = Assembler(classes=1)
     for file in files:
@@ -40,13 +41,13 @@ def read(
         if not names:
             names = here
             labels, unsure = Assembler(classes=len(names)), Assembler(classes=len(names))
-        if not here or here != names:
+        if not here:
+            raise DataError("has no observation columns", path=path, line=1)
+        if here != names:
             raise DataError("has other observations than the files before it", path=path, line=1)
-        _read_file(table, split, names, images, labels, unsure, uncertain)
+        _read_file(table, split, names, images, root, labels, unsure, uncertain)
         job.done(source)
-    first = split_and_file(files[0], OFFICIAL)[1].absolute()
-    root = _root(first, images)
-    table_of_images = images.table(root=job.images or root, template=job.path_template)
+    table_of_images = images.table()
     doubt = unsure.finish()
     job.note(len(doubt.codes), f"uncertain labels, taken as {uncertain}")
     classes = ClassTable(names)
@@ -59,6 +60,7 @@ def _read_file(
     split: str | None,
     names: list[str],
     images: ImageRows,
+    root: Path,
     labels: Assembler,
     unsure: Assembler,
     uncertain: str,
@@ -68,15 +70,15 @@ def _read_file(
     types = {"Path": pa.string(), **{name: pa.float64() for name in names}}
 
     def take(block: Any) -> None:
-        rows = images.rows(
-            block["Path"].combine_chunks(), splits=pa.array([split] * block.num_rows, pa.string())
-        )
+        paths = relative_paths(block["Path"].combine_chunks(), root)
+        rows = images.rows(paths, splits=pa.array([split] * block.num_rows, pa.string()))
         for index, name in enumerate(names):
             values = block[name].to_numpy()
             wrong = np.flatnonzero(~(np.isin(values, (1.0, 0.0, -1.0)) | np.isnan(values)))
             if len(wrong):
                 what = f"{name} {values[wrong[0]]:g} is not 1, 0, -1 or blank"
-                raise BadRow(int(wrong[0]), what)
+                fix = "CheXpert has no other values"
+                raise BadRow(int(wrong[0]), what, fix, LabelValueError)
             doubt = values == -1
             unsure.add(
                 rows[doubt], np.full(int(doubt.sum()), index), np.zeros(int(doubt.sum()), np.bool_)
@@ -90,8 +92,6 @@ def _read_file(
     table.each(types, take)
 
 
-def _root(csv: Path, images: ImageRows) -> Path:
-    """Paths begin with the name of the folder the csv lies in."""
-    first = images.first()
-    inside = first is not None and str(first).split("/")[0] == csv.parent.name
-    return csv.parent.parent if inside else csv.parent
+def _root(csv: Path) -> Path:
+    """Paths begin with the name of the folder that the csv lies in, as CheXpert-v1.0-small."""
+    return csv.parent.parent if csv.parent.name.startswith("CheXpert") else csv.parent

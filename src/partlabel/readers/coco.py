@@ -10,7 +10,7 @@ from partlabel.readers.base import Job, split_and_file
 from partlabel.readers.instances import image_root, read_instances
 from partlabel.store import LabelStore
 
-OFFICIAL = r"instances_(train|val)20\d\d"
+OFFICIAL = r"^instances_(train|val)20\d\d"
 
 
 def read(
@@ -23,7 +23,7 @@ def read(
 ) -> LabelStore:
     """Read COCO instances files."""
     found = read_instances(job, files, OFFICIAL)
-    labels = found.assembler(split_and_file(files[-1], OFFICIAL)[1].name).finish()
+    labels = found.assembler().finish()
     labels.duplicates = 0  # several objects of one class in an image are no repetition
     root = image_root(split_and_file(files[0], OFFICIAL)[1])
     store = job.store(found.classes(), found.table(), labels, root=root, complete=True)

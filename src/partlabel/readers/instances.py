@@ -17,6 +17,7 @@ from partlabel.readers.scan_json import JsonFile
 from partlabel.tables import ClassTable, ImageTable
 
 TEMPLATES = ("{split}2017/{id:012d}.jpg", "{split}2014/COCO_{split}2014_{id:012d}.jpg")
+KEYS = ("images", "categories", "annotations")
 WHOLE = 1 << 62  # ids beyond this are not ids
 
 
@@ -55,17 +56,14 @@ class Instances:
             np.array(self.ids, np.int64), paths=paths, splits=self.splits, template=template
         )
 
-    def assembler(self, path: str) -> Assembler:
+    def assembler(self) -> Assembler:
         """The labels, ready to be finished; keys are rows."""
-        images = np.frombuffer(self.image_of, np.int64)
-        rows = _positions(
-            images, np.array(self.ids, np.int64), f"{path}: annotation of image", "images"
+        labels = Assembler(classes=len(self.categories))
+        labels.add(
+            _positions(np.frombuffer(self.image_of, np.int64), self.ids),
+            _positions(np.frombuffer(self.category_of, np.int64), list(self.categories)),
+            np.frombuffer(self.absent, np.int8).astype(np.bool_),
         )
-        categories = np.frombuffer(self.category_of, np.int64)
-        table = np.array(list(self.categories), np.int64)
-        classes = _positions(categories, table, f"{path}: annotation of category", "categories")
-        labels = Assembler(classes=len(table))
-        labels.add(rows, classes, np.frombuffer(self.absent, np.int8).astype(np.bool_))
         return labels
 
 
@@ -79,25 +77,48 @@ def read_instances(
     found = Instances()
     for file in files:
         split, path = split_and_file(file, official)
-        categories: dict[int, str] = {}
-        seen = set()
-        source = job.open(path)
-        for key, entry in JsonFile(source).pairs():
-            seen.add(key)
-            try:
-                _take(found, categories, key, entry, split, more)
-            except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-                what = f"an entry is not as in COCO or LVIS ({type(error).__name__}: {error})"
-                raise DataError(what, path=path, key=f"{key}[]") from error
-        job.done(source)
-        for key in ("images", "categories", "annotations"):
-            if key not in seen and not (key == "annotations" and found.ids):
-                fix = "is this an instances file of COCO or LVIS?"
-                raise DataError(f"has no {key!r}", path=path, fix=fix)
-        if found.categories and categories != found.categories:
-            raise DataError("has other categories than the files before it", path=path)
-        found.categories = categories
+        _read_file(job, path, split, found, more)
     return found
+
+
+def _read_file(
+    job: Job,
+    path: Path,
+    split: str | None,
+    found: Instances,
+    more: Callable[[Instances, dict[str, Any]], None] | None,
+) -> None:
+    images, labels = len(found.ids), len(found.image_of)
+    categories: dict[int, str] = {}
+    source = job.open(path)
+    stream = JsonFile(source)
+    for key, index, entry in stream.pairs():
+        if key not in KEYS:
+            continue
+        if index is None:
+            what = "must be a list" if entry is not None else "must be a list, is null"
+            raise DataError(what, path=path, key=key)
+        try:
+            _take(found, categories, key, entry, split, more)
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+            what = f"is not as in COCO or LVIS ({_explained(error)})"
+            raise DataError(what, path=path, key=f"{key}[{index}]") from error
+    job.done(source)
+    for key in KEYS:
+        if key not in stream.arrays:
+            fix = "is this an instances file of COCO or LVIS?"
+            raise DataError(f"has no {key!r}", path=path, fix=fix)
+    if found.categories and categories != found.categories:
+        raise DataError("has other categories than the files before it", path=path)
+    found.categories = categories
+    _check(found.image_of[labels:], found.ids[images:], path, "image", "images")
+    _check(found.category_of[labels:], list(categories), path, "category", "categories")
+
+
+def _explained(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return f"no {error.args[0]!r}"
+    return str(error) if isinstance(error, ValueError) else "its parts have other types"
 
 
 def _take(
@@ -118,7 +139,7 @@ def _take(
         number = whole(entry["id"])
         if number in categories:
             raise ValueError(f"category {number} is there twice")
-        categories[number] = str(entry["name"])
+        categories[number] = text(entry["name"])
     elif key == "annotations":
         found.label(whole(entry["image_id"]), whole(entry["category_id"]), absent=False)
 
@@ -130,10 +151,18 @@ def whole(value: Any) -> int:
     return value
 
 
+def text(value: Any) -> str:
+    """A json value that must be text which can be written down."""
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is not text")
+    value.encode()  # half a surrogate pair is a ValueError
+    return value
+
+
 def image_path(entry: dict[str, Any]) -> str:
     """The folder and name of an image, as in train2017/000000000009.jpg where the file says it."""
     url = entry.get("coco_url")
-    path = "/".join(str(url).split("/")[-2:]) if url else str(entry["file_name"])
+    path = "/".join(text(url).split("/")[-2:]) if url else text(entry["file_name"])
     if path.startswith("/") or ".." in path.split("/") or "\\" in path or "\x00" in path:
         raise ValueError(f"image path {path!r} leaves the image folder")
     return path
@@ -145,14 +174,17 @@ def image_root(path: Path) -> Path:
     return folder.parent if folder.name == "annotations" else folder
 
 
-def _positions(values: Any, table: Any, what: str, where: str) -> Any:
-    """The place of each value in an unsorted table."""
-    order = np.argsort(table, kind="stable")
-    place = np.searchsorted(table, values, sorter=order)
-    place = (
-        order[np.minimum(place, len(table) - 1)] if len(table) else np.zeros(len(values), np.int64)
-    )
-    missing = np.flatnonzero(table[place] != values) if len(table) else np.arange(len(values))
-    if len(missing):
-        raise DataError(f"{what} {values[missing[0]]}, which is not in {where!r}")
-    return place
+def _positions(values: Any, table: list[int]) -> Any:
+    """The place of each value in an unsorted table that has them all."""
+    column = np.array(table, np.int64)
+    order = np.argsort(column, kind="stable")
+    return order[np.searchsorted(column, values, sorter=order)] if len(values) else values
+
+
+def _check(used: Any, listed: list[int], path: Path, what: str, where: str) -> None:
+    """Check that labels speak only of what the same file lists."""
+    missing = set(used) - set(listed)
+    if missing:
+        raise DataError(
+            f"an annotation is of {what} {min(missing)}, which is not in {where!r}", path=path
+        )

@@ -8,7 +8,7 @@ from partlabel.readers.base import Job, split_and_file
 from partlabel.readers.instances import Instances, image_root, read_instances, whole
 from partlabel.store import LabelStore
 
-OFFICIAL = r"lvis_v(?:1|0\.5)_(train|val)"
+OFFICIAL = r"^lvis_v(?:1|0\.5)_(train|val)"
 
 
 def read(
@@ -16,7 +16,7 @@ def read(
 ) -> LabelStore:
     """Read LVIS files; images with verified negatives only are kept."""
     found = read_instances(job, files, OFFICIAL, _verified)
-    labels = found.assembler(split_and_file(files[-1], OFFICIAL)[1].name).finish()
+    labels = found.assembler().finish()
     labels.duplicates = 0  # several objects of one class in an image are no repetition
     root = image_root(split_and_file(files[0], OFFICIAL)[1])
     return job.store(found.classes(), found.table(), labels, root=root)

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from partlabel.assemble import Assembled, Assembler, Ints, encode, lengths_of, segments
-from partlabel.errors import DataError, UsageError
+from partlabel.errors import DataError, LabelValueError, UsageError
 from partlabel.readers.base import Job, Vocabulary, read_classes, split_and_file
+from partlabel.readers.hexids import decode_hex, hex_bytes, run_starts
 from partlabel.readers.scan_csv import BadRow, CsvFile
 from partlabel.store import LabelStore
 from partlabel.tables import ClassTable, ImageTable
 
-OFFICIAL = r"(train|validation|test)(?:-|/)(?:[^/]*-)?(?:annotations|images)"
+OFFICIAL = r"(?:^|-)(train|validation|test)[-/](?:annotations|images)"
 TEMPLATE = "{split}/{id:016x}.jpg"
-_NIBBLE = np.full(256, 255, np.uint8)
-_NIBBLE[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16)
-_NIBBLE[np.frombuffer(b"ABCDEF", np.uint8)] = np.arange(10, 16)
 
 
 def read(
@@ -66,33 +65,56 @@ def _layer(
     least: float | None,
 ) -> LabelStore:
     vocabulary = Vocabulary(given)
+    known = None if listed is None else np.sort(listed.ids)
     splits: dict[str | None, Assembler] = {}
-    dropped = 0
+    dropped = kept = 0
+    strangers: list[npt.NDArray[np.uint64]] = []
     for file in files:
         split, path = split_and_file(file, OFFICIAL)
         labels = splits.setdefault(split, Assembler(classes=None if given is None else len(given)))
-        dropped += _read_labels(job, path, vocabulary, labels, least)
+        for block in _read_labels(job, path, vocabulary, labels, least, known):
+            dropped += block.dropped
+            kept += block.kept
+            strangers.append(block.strangers)
         if "boxable" in path.name:
             job.notes.append(
-                f"{path.name} has the boxable classes only; do not mix it with the full file"
+                f"{path.name} has the boxable classes only; do not mix it with the rest"
             )
     if None in splits and len(splits) > 1:
         raise UsageError("some files have no split; write SPLIT=FILE, as in train=labels.csv")
+    if dropped and not kept:
+        what = f"none of the {dropped:,} labels has a class of --classes"
+        raise DataError(what, path=job.place(), fix="that file must have ids like /m/01g317")
     classes, final = vocabulary.final()
     order = final if given is None else None
     parts = {split: labels.finish(order) for split, labels in splits.items()}
     images, labelled = _place(job, parts, listed)
     what = "labels left out: class not in --classes"
     job.note(dropped, what if least is None else f"{what}, or below {least:g}")
+    job.note(len(np.unique(np.concatenate(strangers))), "images left out: not in the image lists")
     classes = ClassTable(classes.ids, [names.get(name, name) for name in classes.ids])
     root = split_and_file(files[0], OFFICIAL)[1].parent
     return job.store(classes, images, labelled, root=root)
 
 
+class _Block(NamedTuple):
+    """What became of a block of rows."""
+
+    kept: int
+    dropped: int
+    strangers: npt.NDArray[np.uint64]
+    """Images that are not in the image lists."""
+
+
 def _read_labels(
-    job: Job, path: Path, vocabulary: Vocabulary, labels: Assembler, least: float | None
-) -> int:
-    """Feed one file to ``labels``; say how many of its rows were left out."""
+    job: Job,
+    path: Path,
+    vocabulary: Vocabulary,
+    labels: Assembler,
+    least: float | None,
+    known: npt.NDArray[np.uint64] | None,
+) -> Iterator[_Block]:
+    """Feed one file to ``labels``; images without a label of these classes stay, with none."""
     import pyarrow as pa
 
     source = job.open(path)
@@ -103,62 +125,52 @@ def _read_labels(
         file.require("Confidence"): pa.float32(),
     }
 
-    def convert(table: Any) -> tuple[npt.NDArray[np.uint64], Ints, npt.NDArray[Any], int]:
+    def convert(table: Any) -> tuple[npt.NDArray[np.uint64], Ints, npt.NDArray[Any], _Block]:
         encoded = table["LabelName"].combine_chunks()
         which = vocabulary.indices(encoded.dictionary.to_pylist())[encoded.indices.to_numpy()]
         confidence = table["Confidence"].to_numpy()
+        _check_confidence(confidence, machine=least is not None)
         raw = hex_bytes(table["ImageID"].combine_chunks())
         kept = which >= 0
-        if least is None:
-            _check_verified(confidence)
-        else:
+        if least is not None:
             kept &= confidence >= least
-        absent = confidence == 0
+        starts = run_starts(raw)
+        keys = decode_hex(raw, starts)
+        lengths = lengths_of(starts, len(raw))
+        strange = np.zeros(0, np.uint64)
+        if known is not None:
+            place = np.minimum(np.searchsorted(known, keys), max(len(known) - 1, 0))
+            there = known[place] == keys if len(known) else np.zeros(len(keys), np.bool_)
+            strange = keys[~there]
+            kept &= np.repeat(there, lengths)
+            dropped = int((np.repeat(there, lengths) & ~kept).sum())
+        else:
+            dropped = len(kept) - int(kept.sum())
         if not kept.all():
-            which, absent, raw = which[kept], absent[kept], raw[kept]
-        starts = _run_starts(raw)
-        codes = encode(which, absent, labels.classes)
-        return decode_hex(raw, starts), lengths_of(starts, len(raw)), codes, len(kept) - len(which)
+            lengths = np.add.reduceat(kept, starts, dtype=np.int64)
+            which, confidence = which[kept], confidence[kept]
+            wanted = lengths > 0 if least is not None else np.isin(keys, strange, invert=True)
+            keys, lengths = keys[wanted], lengths[wanted]
+        codes = encode(which, confidence == 0, labels.classes)
+        return keys, lengths, codes, _Block(len(which), dropped, strange)
 
-    left_out = 0
-    for keys, lengths, codes, missing in file.scan(types, convert):
+    for keys, lengths, codes, block in file.scan(types, convert):
         labels.add_runs(keys, lengths, codes)
-        left_out += missing
+        yield block
     job.done(source)
-    return left_out
 
 
-def _check_verified(confidence: npt.NDArray[np.float32]) -> None:
-    wrong = np.flatnonzero((confidence != 0) & (confidence != 1))
-    if len(wrong):
-        value = confidence[wrong[0]]
-        fix = "verified labels have 1 or 0; machine labels go to --machine"
-        raise BadRow(int(wrong[0]), f"Confidence {value:g} is not 1 or 0", fix)
-
-
-def hex_bytes(ids: Any) -> npt.NDArray[np.uint8]:
-    """The bytes (n, 16) of an Arrow array of 16-character ids."""
-    data = np.frombuffer(ids.buffers()[1], np.uint8)
-    return data.reshape(-1, 16)[ids.offset : ids.offset + len(ids)]
-
-
-def _run_starts(raw: npt.NDArray[np.uint8]) -> Ints:
-    if not len(raw):
-        return np.zeros(0, np.int64)
-    words = raw.view(np.uint64)
-    new = (words[1:, 0] != words[:-1, 0]) | (words[1:, 1] != words[:-1, 1])
-    return np.concatenate([[0], np.flatnonzero(new) + 1])
-
-
-def decode_hex(raw: npt.NDArray[np.uint8], rows: Ints) -> npt.NDArray[np.uint64]:
-    """The numbers that some rows of 16 hex digits spell."""
-    nibbles = _NIBBLE[raw[rows]]
-    if len(nibbles) and nibbles.max() > 15:
-        row = int(rows[np.argmax((nibbles > 15).any(axis=1))])
-        text = raw[row].tobytes().decode("utf-8", errors="replace")
-        raise BadRow(row, f"image id {text!r} is not 16 hex digits")
-    whole = (nibbles[:, 0::2] << 4) | nibbles[:, 1::2]
-    return np.ascontiguousarray(whole).view(">u8").reshape(-1).astype(np.uint64)
+def _check_confidence(confidence: npt.NDArray[np.float32], *, machine: bool) -> None:
+    good = (confidence >= 0) & (confidence <= 1) if machine else np.isin(confidence, (0, 1))
+    if good.all():
+        return
+    row = int(np.argmin(good))
+    allowed = "between 0 and 1" if machine else "1 or 0"
+    what = f"Confidence {confidence[row]:g} is not {allowed}"
+    if np.isnan(confidence[row]):
+        what = "has no Confidence"
+    fix = None if machine else "verified labels have 1 or 0; machine labels go to --machine"
+    raise BadRow(row, what, fix, LabelValueError)
 
 
 def _place(
@@ -167,20 +179,40 @@ def _place(
     """Find the row of every labelled image: by split and id, or in the image lists."""
     ids = np.concatenate([part.keys for part in parts.values()])
     labels = _joined(list(parts.values()))
+    splits = _split_column(list(parts), [len(part.keys) for part in parts.values()])
     if listed is None:
-        names = list(parts)
-        lengths = [len(part.keys) for part in parts.values()]
-        images = ImageTable.make(ids, splits=_split_column(names, lengths), template=TEMPLATE)
+        images = ImageTable.make(ids, splits=splits, template=TEMPLATE)
         rows = np.arange(len(ids))
     else:
         images = listed
         rows = listed.find(ImageTable.make(ids))
-        job.note(int((rows < 0).sum()), "images left out: labelled, but not in the image lists")
-    if None in parts and (listed is None or "split" not in listed.table.column_names):
+        _check_listed(job, listed, ids, rows, splits)
+    if "" in images.split_counts:
         images.template = TEMPLATE.removeprefix("{split}/")
     found = {key: int(rows[np.argmax(ids == np.uint64(key))]) for key, _ in labels.examples}
-    examples = [(found[key], which) for key, which in labels.examples if found[key] >= 0]
+    examples = [(found[key], which) for key, which in labels.examples]
     return images, replace(_by_row(labels, rows), examples=examples)
+
+
+def _check_listed(
+    job: Job, listed: ImageTable, ids: npt.NDArray[np.uint64], rows: Ints, splits: Any
+) -> None:
+    """An image has labels in the file of one split, which should be the one the list says."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    order = np.argsort(rows, kind="stable")
+    twice = order[1:][np.diff(rows[order]) == 0]
+    if len(twice):
+        what = f"image {int(ids[twice[0]]):016x} has labels in the files of two splits"
+        raise DataError(what, path=job.place(), fix="an image belongs to one split")
+    if splits is None or "split" not in listed.table.column_names:
+        return
+    said = listed.table["split"].take(pa.array(rows)).cast(pa.string())
+    differ = pc.sum(pc.not_equal(said, splits.cast(pa.string()))).as_py() or 0
+    job.note(
+        differ, "images whose label file is of another split than the list says; it was believed"
+    )
 
 
 def _joined(parts: list[Assembled]) -> Assembled:
@@ -198,11 +230,10 @@ def _joined(parts: list[Assembled]) -> Assembled:
 
 
 def _by_row(labels: Assembled, rows: Ints) -> Assembled:
-    """Order labels by the row of their image; those with row -1 are left out."""
-    if len(rows) == 0 or (rows[0] >= 0 and (np.diff(rows) > 0).all()):
+    """Order labels by the row of their image."""
+    if (np.diff(rows) > 0).all():
         return replace(labels, keys=rows.astype(np.uint64))
     order = np.argsort(rows, kind="stable")
-    order = order[rows[order] >= 0]
     lengths = np.diff(labels.indptr)[order]
     return replace(
         labels,

@@ -11,14 +11,15 @@ import numpy as np
 from partlabel.assemble import Ints
 from partlabel.errors import DataError, suggest
 from partlabel.files import Source
-from partlabel.readers.base import Job, relative_paths
-from partlabel.readers.openimages import decode_hex, hex_bytes
+from partlabel.readers.base import Job
+from partlabel.readers.hexids import decode_hex, hex_bytes
 from partlabel.readers.scan_csv import BadRow, CsvFile
 from partlabel.tables import ImageTable
 
 T = TypeVar("T")
 
 _PARQUET_ROWS = 1 << 18
+_WORDS = {"double": "a number", "int64": "a whole number", "string": "text"}
 
 
 class ParquetFile:
@@ -33,9 +34,14 @@ class ParquetFile:
         self.source = source
         try:
             self._file = pq.ParquetFile(source.path)
-        except (pa.ArrowException, OSError) as error:
+            self.columns: list[str] = self._file.schema_arrow.names
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise self._error(error) from error
-        self.columns: list[str] = self._file.schema_arrow.names
+        twice = {name for name in self.columns if self.columns.count(name) > 1}
+        if twice:
+            raise DataError(f"has column {min(twice)!r} twice", path=source.path, fix="rename one")
+        if not self._file.metadata.num_rows:
+            raise DataError("has no rows", path=source.path)
 
     def require(self, name: str, option: str | None = None) -> str:
         """Check that there is a column of this name."""
@@ -53,16 +59,15 @@ class ParquetFile:
         before = 0
         try:
             for batch in self._file.iter_batches(_PARQUET_ROWS, columns=list(types)):
-                table = self._cast(pa.table(batch), types)
                 try:
-                    yield convert(table)
+                    yield convert(self._cast(pa.table(batch), types))
                 except BadRow as error:
                     key = f"row {before + error.row + 1}"
-                    raise DataError(
+                    raise error.kind(
                         error.what, path=self.source.path, key=key, fix=error.fix
                     ) from None
                 before += batch.num_rows
-                share = batch.num_rows / max(self._file.metadata.num_rows, 1)
+                share = batch.num_rows / self._file.metadata.num_rows
                 self.source.progress.advance(
                     read=int(self.source.size * share), rows=batch.num_rows
                 )
@@ -75,25 +80,38 @@ class ParquetFile:
             pass
 
     def _cast(self, table: Any, types: Mapping[str, Any]) -> Any:
-        """Bring plain columns to the wanted type; lists stay as they are."""
+        """Bring columns to the wanted type; where none is wanted they stay as they are."""
         import pyarrow as pa
 
         for name, kind in types.items():
             column = table[name].combine_chunks()
             if pa.types.is_dictionary(column.type):
                 column = column.dictionary_decode()
-            if kind is not None and column.type != kind and not pa.types.is_list(column.type):
-                try:
-                    column = column.cast(kind)
-                except pa.ArrowException as error:
-                    what = f"column {name!r} of type {column.type} is not {kind} ({error})"
-                    raise DataError(what, path=self.source.path) from error
+            if kind is not None and column.type != kind:
+                column = _cast_column(name, column, kind)
             table = table.set_column(table.column_names.index(name), name, column)
         return table
 
     def _error(self, error: Exception) -> DataError:
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
         return DataError(f"is not readable as parquet ({text})", path=self.source.path)
+
+
+def _cast_column(name: str, column: Any, kind: Any) -> Any:
+    import pyarrow as pa
+
+    try:
+        return column.cast(kind)
+    except pa.ArrowException:
+        pass
+    for row in range(len(column)):  # find the one that does not fit
+        try:
+            column.slice(row, 1).cast(kind)
+        except pa.ArrowException:
+            value = repr(column[row].as_py())
+            shown = value if len(value) <= 40 else value[:37] + "..."
+            raise BadRow(row, f"{name} {shown} is not {_WORDS.get(str(kind), kind)}") from None
+    raise BadRow(0, f"column {name!r} of type {column.type} is not {kind}")
 
 
 def open_table(job: Job, path: Path, delimiter: str | None = None) -> CsvFile | ParquetFile:
@@ -124,10 +142,7 @@ class ImageRows:
 
     def rows(self, ids: Any, *, paths: Any = None, splits: Any = None) -> Ints:
         """The row of each id of an Arrow array."""
-        if ids.null_count:
-            missing = int(np.argmin(np.asarray(ids.is_valid())))
-            raise BadRow(missing, "has no image id")
-        self._type = self._type or ids.type
+        self._check(ids)
         encoded = ids.dictionary_encode()
         codes = encoded.indices.to_numpy()
         known = len(self._row)
@@ -142,6 +157,20 @@ class ImageRows:
         if paths is not None or splits is not None:
             self._remember(rows, known, paths, splits)
         return rows
+
+    def _check(self, ids: Any) -> None:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        missing = ids.is_null()
+        if ids.type == pa.string():
+            missing = pc.or_kleene(missing, pc.equal(ids, ""))
+        if pc.any(missing).as_py():
+            raise BadRow(int(np.argmax(np.asarray(missing.fill_null(True)))), "has no image id")
+        self._type = self._type or ids.type
+        if ids.type != self._type and len(ids):
+            what = f"image ids are {ids.type} here and {self._type} in the files before"
+            raise BadRow(0, what, "say --ids string, int or hex")
 
     def _remember(self, rows: Ints, known: int, paths: Any, splits: Any) -> None:
         nothing = [None] * len(rows)
@@ -164,22 +193,15 @@ class ImageRows:
                 )
                 raise BadRow(place, what, "an image has one path and one split")
 
-    def table(self, *, root: Path, template: str | None) -> ImageTable:
-        """The image table; a string id is its own path where nothing else says it."""
+    def table(self) -> ImageTable:
+        """The image table; a string id is its own path where there is no path column."""
         import pyarrow as pa
 
         ids = pa.array(self._row, self._type or pa.string())
-        paths = splits = None
-        if self._about:
-            paths, splits = (list(column) for column in zip(*self._about, strict=True))
-            if not any(path is not None for path in paths):
-                paths = None
-        if paths is not None:
-            paths = relative_paths(pa.array(paths, pa.string()), root)
-        elif template is None and ids.type == pa.string():
-            ids = relative_paths(ids, root)
-            template = "{id}"
-        return ImageTable.make(ids, paths=paths, splits=splits, template=template)
+        self._about.extend([(None, None)] * (len(self._row) - len(self._about)))
+        paths, splits = ([entry[i] for entry in self._about] for i in (0, 1))
+        own = ids.type == pa.string() and not any(path is not None for path in paths)
+        return ImageTable.make(ids, paths=paths, splits=splits, template="{id}" if own else None)
 
 
 def id_type(kind: str, *, typed: bool) -> Any:

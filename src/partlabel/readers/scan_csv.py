@@ -10,15 +10,15 @@ import csv
 import io
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from partlabel.errors import DataError, suggest
+from partlabel.errors import DataError, UsageError, suggest
 from partlabel.files import Source
+from partlabel.readers.records import first_record, fits, records_of, short, whole_records
 
 BLOCK = 16 << 20
-_LONGEST_RECORD = 4 * BLOCK
 
 T = TypeVar("T")
 
@@ -26,11 +26,14 @@ T = TypeVar("T")
 class BadRow(Exception):  # noqa: N818  # a signal between a reader and scan(), which adds the place
     """A row that a reader refuses; its index is counted within the block."""
 
-    def __init__(self, row: int, what: str, fix: str | None = None) -> None:
+    def __init__(
+        self, row: int, what: str, fix: str | None = None, kind: type[DataError] = DataError
+    ) -> None:
         super().__init__(what)
         self.row = row
         self.what = what
         self.fix = fix
+        self.kind = kind
 
 
 class CsvFile:
@@ -43,40 +46,41 @@ class CsvFile:
     ) -> None:
         self.source = source
         self.delimiter = delimiter
-        self._records = _whole_records(source.blocks(BLOCK))
+        if len(delimiter.encode()) != 1 or delimiter in '\r\n"':
+            raise UsageError(f"--delimiter must be one plain character, got {delimiter!r}")
+        self._records = whole_records(source.blocks(BLOCK))
         self._first = next(self._records, b"")
         self._skipped = 0
+        self.rows = 0
         if columns is None:
             columns = self._header()
         self.columns = columns
 
     def _header(self) -> list[str]:
-        line = _first_record(self._first)
+        line = first_record(self._first)
+        path = self.source.path
+        if line.startswith(b"PAR1"):
+            raise DataError("is a parquet file", path=self.source.path, fix="name it .parquet")
+        if b"\r" in line.removesuffix(b"\n").removesuffix(b"\r"):
+            what = "has old Mac line ends (CR alone)"
+            raise DataError(what, path=self.source.path, fix="save it with LF or CRLF")
         try:
-            cells = next(
-                csv.reader(io.StringIO(line.decode(), newline=""), delimiter=self.delimiter), []
-            )
-        except (UnicodeDecodeError, csv.Error) as error:
-            raise DataError(
-                f"the header cannot be read ({error})", path=self.source.path, line=1
-            ) from error
+            text = io.StringIO(line.decode(), newline="")
+            cells = next(csv.reader(text, delimiter=self.delimiter), [])
+        except UnicodeDecodeError as error:
+            what = f"is not UTF-8 (byte {line[error.start]:#04x})"
+            raise DataError(what, path=path, line=1, fix="save it as UTF-8") from error
+        except csv.Error as error:
+            what = f"the header cannot be read ({error})"
+            raise DataError(what, path=path, line=1) from error
         columns = [cell.strip() for cell in cells]
         if not any(columns):
-            raise DataError(
-                "is empty", path=self.source.path, fix="a header line and rows were expected"
-            )
-        twice = (
-            {name for name in columns if columns.count(name) > 1}
-            if len(set(columns)) < len(columns)
-            else ()
-        )
-        if twice:
-            raise DataError(
-                f"the header has column {min(twice)!r} twice",
-                path=self.source.path,
-                line=1,
-                fix="rename one",
-            )
+            fix = "a header line and rows were expected"
+            raise DataError("is empty", path=self.source.path, fix=fix)
+        if len(set(columns)) < len(columns):
+            twice = next(name for name in columns if columns.count(name) > 1)
+            what = f"the header has column {twice!r} twice"
+            raise DataError(what, path=path, line=1, fix="rename one")
         self._first = self._first[len(line) :]
         self._skipped = len(line)
         return columns
@@ -85,13 +89,11 @@ class CsvFile:
         """Check that there is a column of this name."""
         if name in self.columns:
             return name
-        how = f"; name it with {option}" if option else ""
-        raise DataError(
-            f"no column {name!r}",
-            path=self.source.path,
-            line=1,
-            fix=suggest(name, self.columns) + how,
-        )
+        fix = suggest(name, self.columns) + (f"; name it with {option}" if option else "")
+        only = self.columns[0]
+        if len(self.columns) == 1 and any(mark in only for mark in ",;\t|"):
+            fix = f"the header is one column, {short(only)}: is another --delimiter used?"
+        raise DataError(f"no column {name!r}", path=self.source.path, line=1, fix=fix)
 
     def scan(self, types: Mapping[str, Any], convert: Callable[[Any], T]) -> Iterator[T]:
         """Parse the columns in ``types``, hand each block's table to ``convert``, keep the order.
@@ -126,6 +128,8 @@ class CsvFile:
                     yield self._result(*waiting.popleft(), types)
             finally:
                 pool.shutdown(cancel_futures=True)
+        if not self.rows:
+            raise DataError("has a header but no rows", path=self.source.path)
 
     def _blocks(self) -> Iterator[bytes]:
         """The blocks after the header; offsets count every byte, so none is left out here."""
@@ -144,7 +148,7 @@ class CsvFile:
         import pyarrow as pa
         from pyarrow import csv as pacsv
 
-        if block.isspace():
+        if block.isspace() and not block.strip(b"\r\n"):
             return pa.schema(list(types.items())).empty_table()
         return pacsv.read_csv(
             pa.BufferReader(block),
@@ -166,17 +170,18 @@ class CsvFile:
             raise self._at_line(offset, block, error) from None
         except pa.ArrowException as error:
             raise self._explain(offset, block, types, str(error)) from error
+        self.rows += rows
         self.source.progress.advance(rows=rows)
         return offset, block, result
 
     def _at_line(self, offset: int, block: bytes, error: BadRow) -> DataError:
         line = self._line(offset, block, error.row)
-        return DataError(error.what, path=self.source.path, line=line, fix=error.fix)
+        return error.kind(error.what, path=self.source.path, line=line, fix=error.fix)
 
     def _line(self, offset: int, block: bytes, row: int) -> int:
         text = block.decode("utf-8", errors="replace")
         line = 1
-        for number, (at, _) in enumerate(_records_of(text, self.delimiter)):
+        for number, (at, _) in enumerate(records_of(text, self.delimiter)):
             line = at
             if number == row:
                 break
@@ -209,7 +214,7 @@ class CsvFile:
                 fix="save it as UTF-8",
             )
         try:
-            for line, cells in _records_of(text, self.delimiter):
+            for line, cells in records_of(text, self.delimiter):
                 problem = self._problem(cells, types)
                 if problem:
                     return DataError(problem, path=path, line=where + line)
@@ -223,68 +228,13 @@ class CsvFile:
         import pyarrow as pa
 
         if len(cells) != len(self.columns):
-            return (
-                f"has {len(cells)} fields, the header has {len(self.columns)}: is the row cut off?"
-            )
+            why = "is the row cut off?" if len(cells) < len(self.columns) else "a comma not quoted?"
+            return f"has {len(cells)} fields, the header has {len(self.columns)}: {why}"
         for name, kind in types.items():
             cell = cells[self.columns.index(name)]
             if pa.types.is_fixed_size_binary(kind) and len(cell.encode()) != kind.byte_width:
-                return f"{name} {_short(cell)} is not {kind.byte_width} hex digits"
-            if pa.types.is_floating(kind) and not _is_number(cell):
-                return f"{name} {_short(cell)} is not a number"
-            if pa.types.is_integer(kind) and not _is_integer(cell):
-                return f"{name} {_short(cell)} is not a whole number"
+                return f"{name} {short(cell)} is not {kind.byte_width} hex digits"
+            what = "a number" if pa.types.is_floating(kind) else "a whole number of 64 bits"
+            if pa.types.is_primitive(kind) and not fits(cell, kind):
+                return f"{name} {short(cell)} is not {what}"
         return None
-
-
-def _whole_records(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Cut at the last newline of each block that is not inside quotes."""
-    rest = b""
-    for block in blocks:
-        data = rest + block if rest else block
-        cut = data.rfind(b"\n") + 1
-        if b'"' in data and len(data) <= _LONGEST_RECORD:
-            odd = data.count(b'"', 0, cut) % 2
-            while cut and odd:
-                before = data.rfind(b"\n", 0, cut - 1) + 1
-                odd ^= data.count(b'"', before, cut) % 2
-                cut = before
-        if cut:
-            yield data[:cut]
-        rest = data[cut:]
-    if rest:
-        yield rest
-
-
-def _first_record(block: bytes) -> bytes:
-    end = block.find(b"\n") + 1
-    while end and block.count(b'"', 0, end) % 2:
-        end = block.find(b"\n", end) + 1
-    return block[:end] if end else block
-
-
-def _records_of(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """The records of a text with the line each starts at, empty lines left out, as Arrow does."""
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-    line = 1
-    for cells in reader:
-        if cells:
-            yield line, cells
-        line = reader.line_num + 1
-
-
-def _short(cell: str) -> str:
-    return repr(cell if len(cell) <= 40 else cell[:37] + "...")
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell or "nan")
-    except ValueError:
-        return False
-    return True
-
-
-def _is_integer(cell: str) -> bool:
-    digits = cell.strip().removeprefix("-")
-    return digits.isascii() and digits.isdigit()

@@ -19,10 +19,7 @@ _SPACE = " \t\r\n"
 
 
 class JsonFile:
-    """A json object read as a stream of (key, element) pairs.
-
-    A value that is an array gives one pair per element; any other value gives one pair.
-    """
+    """A json object read as a stream."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -32,9 +29,13 @@ class JsonFile:
         self._at = 0
         self._lines = 0
         self._ended = False
+        self.arrays: set[str] = set()
+        """The keys met so far whose value is an array, empty ones too."""
 
-    def pairs(self) -> Iterator[tuple[str, Any]]:
-        """Walk through the file."""
+    def pairs(self) -> Iterator[tuple[str, int | None, Any]]:
+        """Walk through the file: key, index and element of arrays; key, None and other values."""
+        if not self._peek():
+            raise DataError("is empty", path=self.source.path, fix="a json object was expected")
         self._expect("{")
         if self._peek() == "}":
             return
@@ -44,9 +45,10 @@ class JsonFile:
                 raise self._error("expected a key")
             self._expect(":")
             if self._peek() == "[":
-                yield from ((key, element) for element in self._elements())
+                self.arrays.add(key)
+                yield from ((key, i, element) for i, element in enumerate(self._elements()))
             else:
-                yield key, self._value()
+                yield key, None, self._value()
             if self._peek() != ",":
                 break
             self._at += 1
@@ -63,12 +65,11 @@ class JsonFile:
             yield self._value()
             self.source.progress.advance(rows=1)
             mark = self._peek()
+            if mark not in ("]", ","):
+                raise self._error("expected , or ]")
             self._at += 1
             if mark == "]":
                 return
-            if mark != ",":
-                self._at -= 1
-                raise self._error("expected , or ]")
 
     def _value(self) -> Any:
         """Decode one value; an incomplete one at the end of the buffer asks for more text."""
@@ -77,12 +78,15 @@ class JsonFile:
             try:
                 value, end = self._decoder.raw_decode(self._text, self._at)
             except (ValueError, RecursionError) as error:
+                ahead = getattr(error, "pos", self._at) - self._at
                 if len(self._text) - self._at > _LONGEST_ELEMENT or not self._more():
                     what = getattr(error, "msg", "a number too long or nested too deeply")
-                    raise self._error(what, getattr(error, "pos", self._at)) from error
+                    raise self._error(what, self._at + ahead) from error
                 continue
-            # A number that touches the end of the buffer may go on in the next one.
-            if end == len(self._text) and isinstance(value, int | float) and self._more():
+            # A number near the end of the buffer may go on in the next one: 1 of 1.5e3.
+            rest = self._text[end : end + 4]
+            number = isinstance(value, int | float) and not rest.strip("0123456789.eE+-")
+            if number and end + len(rest) == len(self._text) and self._more():
                 continue
             self._at = end
             return value

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
 
 from partlabel.assemble import Assembler
-from partlabel.errors import DataError
+from partlabel.errors import DataError, LabelValueError, suggest
 from partlabel.files import existing_folder
-from partlabel.readers.base import Job
+from partlabel.readers.base import Job, lines_of
 from partlabel.store import LabelStore
 from partlabel.tables import ClassTable, ImageTable
 
@@ -30,7 +31,11 @@ def read(
 ) -> LabelStore:
     """Read the image sets of Pascal VOC."""
     folder = existing_folder(existing_folder(root) / "ImageSets" / "Main")
-    chosen = splits or [name for name in SPLITS if (folder / f"{name}.txt").is_file()]
+    there = sorted({path.stem for path in folder.glob("*.txt") if "_" not in path.stem})
+    chosen = splits or [name for name in SPLITS if name in there]
+    for split in chosen:
+        if split not in there:
+            raise DataError(f"no split {split!r}", path=folder, fix=suggest(split, there))
     if not chosen:
         raise DataError("has no train.txt, val.txt or test.txt", path=folder, fix="name --splits")
     names = sorted(
@@ -43,36 +48,62 @@ def read(
     split_of: list[str] = []
     labels = Assembler(classes=len(names))
     for split in chosen:
+        listed = _images(job, folder / f"{split}.txt")
+        for image in listed:
+            if image in rows:
+                what = f"image {image} is in {split_of[rows[image]]} and in {split}"
+                fix = "choose --splits that do not overlap"
+                raise DataError(what, path=folder / f"{split}.txt", fix=fix)
+            rows[image] = len(rows)
+            split_of.append(split)
         for index, name in enumerate(names):
-            entries = _entries(job, folder / f"{name}_{split}.txt")
-            for image, _ in entries:
-                if image not in rows:
-                    rows[image] = len(rows)
-                    split_of.append(split)
-                elif split_of[rows[image]] != split:
-                    what = f"image {image} is in {split_of[rows[image]]} and in {split}"
-                    raise DataError(what, path=folder, fix="choose --splits that do not overlap")
+            path = folder / f"{name}_{split}.txt"
+            entries = _entries(job, path)
+            _compare(dict(entries).keys(), listed, path, split)
             keys = np.array([rows[image] for image, _ in entries], np.int64)
             states = np.array([marks[mark] for _, mark in entries], np.int8)
             known = states != 0
             labels.add(keys[known], np.full(int(known.sum()), index), states[known] < 0)
     images = ImageTable.make(list(rows), splits=split_of, template="JPEGImages/{id}.jpg")
-    # The official lists name every image under every class, so only difficult ones can be unknown.
-    return job.store(
-        ClassTable(names), images, labels.finish(), root=root, complete=difficult != "unknown"
-    )
+    # Every class file names every image of the split, so only difficult ones can be unknown.
+    complete = difficult != "unknown"
+    return job.store(ClassTable(names), images, labels.finish(), root=root, complete=complete)
+
+
+def _images(job: Job, path: Path) -> list[str]:
+    lines = lines_of(job.read_text(path))
+    return [
+        _image_id(line.split()[0], path, number)
+        for number, line in enumerate(lines, 1)
+        if line.strip()
+    ]
+
+
+def _compare(found: Collection[str], listed: list[str], path: Path, split: str) -> None:
+    differ = set(found) ^ set(listed)
+    if differ:
+        image = min(differ)
+        where = "missing here" if image in listed else f"not in {split}.txt"
+        what = f"{len(differ)} images differ from {split}.txt: {image} is {where}"
+        raise DataError(what, path=path, fix="is the file cut off? Fetch it again")
+
+
+def _image_id(text: str, path: Path, line: int) -> str:
+    if "/" in text or "\\" in text or text.startswith("."):
+        what = f"image id {text[:40]!r} has a path in it"
+        raise DataError(what, path=path, line=line, fix="expected an id like 000005")
+    return text
 
 
 def _entries(job: Job, path: Path) -> list[tuple[str, int]]:
     entries = []
-    for number, line in enumerate(job.read_text(path).splitlines(), 1):
+    for number, line in enumerate(lines_of(job.read_text(path)), 1):
         words = line.split()
         if not words:
             continue
         if len(words) != 2 or words[1] not in ("1", "-1", "0"):
             fix = "expected an image id and 1, -1 or 0"
-            raise DataError(f"{line[:40]!r} is not an entry", path=path, line=number, fix=fix)
-        if "/" in words[0] or "\\" in words[0] or words[0].startswith("."):
-            raise DataError(f"image id {words[0][:40]!r} has a path in it", path=path, line=number)
-        entries.append((words[0], int(words[1])))
+            what = f"{line[:40]!r} is not an entry"
+            raise LabelValueError(what, path=path, line=number, fix=fix)
+        entries.append((_image_id(words[0], path, number), int(words[1])))
     return entries

@@ -1,0 +1,145 @@
+"""Focal losses with a focusing of their own for present, absent and unknown labels (ASL, P-ASL)."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from partlabel.losses.base import PartialLoss, Unknown, absent_term, choice, number, power
+
+
+class PartialAsymmetric(PartialLoss):
+    """P-ASL: focusing gamma_pos, gamma_neg, gamma_unknown; unknown labels count as absent.
+
+    Present: (1 - p)^gamma_pos (-log p). Absent: q^gamma_neg (-log(1 - q)), q = max(p - clip, 0).
+    Unknown: as absent with gamma_unknown. Defaults are those of the paper's code.
+
+    Args:
+        gamma_pos: Focusing of present labels.
+        gamma_neg: Focusing of verified absent labels.
+        gamma_unknown: Focusing of unknown labels.
+        clip: Shift of the probability of absent and unknown labels.
+        alpha_pos: Multiplier of present labels; alpha_neg and alpha_unknown likewise.
+        alpha_neg: Multiplier of verified absent labels.
+        alpha_unknown: Multiplier of unknown labels.
+        detach_focus: Take the focusing factor as a constant in the gradient, as the paper's code
+            does.
+
+    Example:
+        >>> loss = PartialAsymmetric(gamma_pos=0, gamma_neg=1, gamma_unknown=2)
+        >>> states = torch.tensor([[1, -1, 0]], dtype=torch.int8)
+        >>> [round(x, 4) for x in loss.terms(torch.zeros(1, 3), states)[0].tolist()]
+        [0.6931, 0.3466, 0.1733]
+    """
+
+    def __init__(
+        self,
+        *,
+        gamma_pos: float = 0.0,
+        gamma_neg: float = 1.0,
+        gamma_unknown: float = 2.0,
+        clip: float = 0.0,
+        alpha_pos: float = 1.0,
+        alpha_neg: float = 1.0,
+        alpha_unknown: float = 1.0,
+        detach_focus: bool = True,
+        **base: Any,
+    ) -> None:
+        super().__init__(**base)
+        self.gamma_pos = number("gamma_pos", gamma_pos, 0.0)
+        self.gamma_neg = number("gamma_neg", gamma_neg, 0.0)
+        self.gamma_unknown = number("gamma_unknown", gamma_unknown, 0.0)
+        self.clip = number("clip", clip, 0.0, 0.99)
+        self.alpha_pos = number("alpha_pos", alpha_pos, 0.0)
+        self.alpha_neg = number("alpha_neg", alpha_neg, 0.0)
+        self.alpha_unknown = number("alpha_unknown", alpha_unknown, 0.0)
+        self.detach_focus = detach_focus
+
+    def terms(self, logits: Tensor, states: Tensor) -> Tensor:
+        present = states > 0
+        # A present label at z costs what an absent one costs at -z, so one formula serves both.
+        margin = torch.where(present, -logits, logits)
+        term = self._cross_entropy(margin, present)
+        focus = self._focus(margin, states)
+        if focus is not None:
+            term = term * focus
+        weight = self._alpha(states, term.dtype)
+        return term if weight is None else term * weight
+
+    def _cross_entropy(self, margin: Tensor, present: Tensor) -> Tensor:
+        plain = absent_term(margin)
+        if not self.clip:
+            return plain
+        probability = margin.sigmoid()
+        shifted = -torch.log1p(-(probability - self.clip).clamp(min=0.0))
+        return torch.where(present, plain, shifted)
+
+    def _focus(self, margin: Tensor, states: Tensor) -> Tensor | None:
+        gammas = (self.gamma_pos, self.gamma_neg, self.gamma_unknown)
+        if gammas == (0.0, 0.0, 0.0):
+            return None
+        base = margin.detach() if self.detach_focus else margin
+        probability = base.sigmoid()
+        if self.clip:
+            above = (probability > self.clip) | (states > 0)
+            shift = torch.where(states > 0, 0.0, self.clip)
+            # At zero a power below one has no derivative: put one there and take it out after.
+            probability = torch.where(above, probability - shift, 1.0)
+        powers = {
+            gamma: _power(probability, base, gamma, exact=not self.clip) for gamma in set(gammas)
+        }
+        focus = _by_state(states, *(powers[gamma] for gamma in gammas))
+        return torch.where(above, focus, 0.0) if self.clip else focus
+
+    def _alpha(self, states: Tensor, dtype: torch.dtype) -> Tensor | None:
+        alphas = (self.alpha_pos, self.alpha_neg, self.alpha_unknown)
+        if alphas == (1.0, 1.0, 1.0):
+            return None
+        return _by_state(
+            states, *(torch.tensor(a, dtype=dtype, device=states.device) for a in alphas)
+        )
+
+
+class Asymmetric(PartialAsymmetric):
+    """ASL (Ben-Baruch et al., 2020): unknown labels count as absent, or are ignored.
+
+    Defaults are those of its authors' class; their COCO script has gamma_pos = 0.
+    """
+
+    def __init__(
+        self,
+        *,
+        gamma_pos: float = 1.0,
+        gamma_neg: float = 4.0,
+        clip: float = 0.05,
+        unknown: Unknown = "negative",
+        **more: Any,
+    ) -> None:
+        if "gamma_unknown" in more:
+            raise ValueError("gamma_unknown belongs to partial_asymmetric; here it is gamma_neg")
+        super().__init__(
+            gamma_pos=gamma_pos, gamma_neg=gamma_neg, gamma_unknown=gamma_neg, clip=clip, **more
+        )
+        choice("unknown", unknown, get_args(Unknown))
+        self.unknown = unknown
+
+    def terms(self, logits: Tensor, states: Tensor) -> Tensor:
+        term = super().terms(logits, states)
+        return term if self.unknown == "negative" else torch.where(states == 0, 0.0, term)
+
+
+def _power(probability: Tensor, margin: Tensor, gamma: float, *, exact: bool) -> Tensor:
+    if gamma == 0.0:
+        return torch.ones_like(probability)
+    if exact and gamma != int(gamma):
+        # p^gamma through log p: below one the power has no derivative at p = 0, this has.
+        return torch.exp(gamma * torch.nn.functional.logsigmoid(margin))
+    return power(probability, gamma)
+
+
+def _by_state(states: Tensor, present: Tensor, absent: Tensor, unknown: Tensor) -> Tensor:
+    if absent is unknown:
+        return absent if present is absent else torch.where(states > 0, present, absent)
+    return torch.where(states > 0, present, torch.where(states < 0, absent, unknown))

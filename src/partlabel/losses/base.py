@@ -1,0 +1,145 @@
+"""What every loss promises, and the pieces they are made of.
+
+A loss is called with ``logits`` (B, C) of any float dtype and ``states`` int8 (B, C) on the same
+device: +1 present, -1 verified absent, 0 unknown. It computes in float32 (float64 stays), has a
+finite value and gradient for every finite logit, and never waits for the device.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+Reduction = Literal["mean", "sum", "none"]
+Unknown = Literal["ignore", "negative"]
+
+
+class PartialLoss(nn.Module):
+    """A loss over labels of which most are unknown.
+
+    Args:
+        reduction: "mean" is the mean over images of the sum over classes, so that it does not
+            depend on how a batch is cut among processes; "sum" adds the images up, as the paper's
+            code does; "none" gives the terms (B, C).
+        debug: Check the values of states in every call (waits for the device).
+    """
+
+    batchwise = False
+    """True where the loss looks across images, so that cutting a batch changes it."""
+
+    def __init__(self, *, reduction: Reduction = "mean", debug: bool = False) -> None:
+        super().__init__()
+        choice("reduction", reduction, get_args(Reduction))
+        self.reduction = reduction
+        self.debug = debug
+
+    def forward(self, logits: Tensor, states: Tensor) -> Tensor:
+        """Compute the loss.
+
+        Args:
+            logits: (B, C), any float dtype.
+            states: int8 (B, C): +1 present, -1 verified absent, 0 unknown.
+        """
+        return self.reduced(self.terms(self.checked(logits, states), states))
+
+    def terms(self, logits: Tensor, states: Tensor) -> Tensor:
+        """The terms (B, C) of the loss, from checked logits."""
+        raise TypeError(f"{type(self).__name__} does not say what its terms are")
+
+    def checked(self, logits: Tensor, states: Tensor) -> Tensor:
+        """Check shapes and types, and give the logits in at least float32."""
+        if not isinstance(logits, Tensor) or not logits.is_floating_point() or logits.ndim != 2:
+            raise ValueError(f"logits must be a float tensor (B, C), got {_described(logits)}")
+        if not isinstance(states, Tensor) or states.dtype != torch.int8:
+            fix = "convert labels with partlabel.to_states"
+            raise ValueError(f"states must be an int8 tensor, got {_described(states)}; {fix}")
+        if states.shape != logits.shape:
+            raise ValueError(
+                f"states must have the shape of logits, {tuple(logits.shape)}, "
+                f"got {tuple(states.shape)}"
+            )
+        if states.device != logits.device:
+            raise ValueError(f"states must be on {logits.device} like logits, got {states.device}")
+        if self.debug and bool(((states < -1) | (states > 1)).any()):
+            raise ValueError("states must be +1, 0 or -1, got others; see partlabel.to_states")
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+    def reduced(self, terms: Tensor) -> Tensor:
+        """Reduce terms (B, C) as the loss was told to."""
+        if self.reduction == "none":
+            return terms
+        total = terms.sum()
+        return total / max(terms.shape[0], 1) if self.reduction == "mean" else total
+
+    def extra_repr(self) -> str:
+        """Show the settings."""
+        hidden = {"training", "reduction", "debug"}
+        shown = [f"{k}={v!r}" for k, v in vars(self).items() if k[0] != "_" and k not in hidden]
+        return ", ".join(shown)
+
+
+def present_term(logits: Tensor) -> Tensor:
+    """-log p: what a label costs that is present."""
+    return softplus(-logits)
+
+
+def absent_term(logits: Tensor) -> Tensor:
+    """-log(1 - p): what a label costs that is absent."""
+    return softplus(logits)
+
+
+def chosen(states: Tensor, present: Tensor, absent: Tensor, unknown: Tensor | float) -> Tensor:
+    """For each label the term of its state."""
+    return torch.where(states > 0, present, torch.where(states < 0, absent, unknown))
+
+
+def power(base: Tensor, exponent: float) -> Tensor:
+    """Raise to a power; whole exponents by multiplying, which is several times faster."""
+    whole = {1.0: lambda: base, 2.0: lambda: base * base, 3.0: lambda: base * base * base}
+    if exponent in whole:
+        return whole[exponent]()
+    if exponent == 4.0:
+        square = base * base
+        return square * square
+    return base.pow(exponent)
+
+
+def choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    """Check an argument that names one of a few things."""
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+
+
+def number(name: str, value: float, low: float, high: float = float("inf")) -> float:
+    """Check a number; both bounds are allowed values."""
+    good = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+    if not good:
+        span = f"at least {low:g}" if high == float("inf") else f"between {low:g} and {high:g}"
+        raise ValueError(f"{name} must be a number {span}, got {value!r}")
+    return float(value)
+
+
+def whole(name: str, value: int, low: int) -> int:
+    """Check a whole number."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise ValueError(f"{name} must be a whole number of at least {low}, got {value!r}")
+    return value
+
+
+def class_vector(name: str, value: Any) -> Tensor:
+    """Check a tensor (C,) of probabilities."""
+    if not isinstance(value, Tensor) or not value.is_floating_point() or value.ndim != 1:
+        raise ValueError(f"{name} must be a float tensor (C,), got {_described(value)}")
+    if not bool(((value >= 0) & (value <= 1)).all()):  # false for NaN too
+        wrong = int((~((value >= 0) & (value <= 1))).nonzero()[0])
+        raise ValueError(f"{name} must be between 0 and 1, got {value[wrong]:g} at [{wrong}]")
+    return value.detach().clone()
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{value.dtype} {tuple(value.shape)}"
+    return type(value).__name__

@@ -1,0 +1,110 @@
+"""Large losses are probably missing positives: reject or correct them (Kim et al., CVPR 2022)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from partlabel.losses.base import PartialLoss, absent_term, choice, chosen, number, present_term
+
+
+class LargeLoss(PartialLoss):
+    """LL-R, LL-Ct, LL-Cp: unknown labels count as absent, but those with the largest loss do not.
+
+    "reject" ignores them, "correct" takes them as present in this step, "permanent" takes them as
+    present for good. In epoch t (from 0) a share of t * delta of all B * C labels of the batch is
+    taken ("permanent": delta in each epoch but the first), ties included. Each process looks at
+    its own images. Labels corrected for good are kept in this loss, as a sorted list of (row,
+    class), and take effect from the next epoch on: an image is seen once in an epoch.
+
+    Args:
+        variant: "reject", "correct" or "permanent".
+        delta: Share of labels by which the selection grows in each epoch.
+    """
+
+    batchwise = True
+
+    def __init__(
+        self,
+        *,
+        variant: Literal["reject", "correct", "permanent"] = "reject",
+        delta: float = 0.002,
+        **base: Any,
+    ) -> None:
+        super().__init__(**base)
+        choice("variant", variant, ("reject", "correct", "permanent"))
+        self.variant = variant
+        self.delta = number("delta", delta, 0.0, 1.0)
+        self._epoch = 0
+        self._corrected = torch.zeros(0, dtype=torch.int64)
+        self._fresh: list[Tensor] = []
+
+    def forward(
+        self, logits: Tensor, states: Tensor, *, epoch: int = 0, index: Tensor | None = None
+    ) -> Tensor:
+        """Compute the loss; ``index`` (B,) are the rows of the images, needed by "permanent"."""
+        logits = self.checked(logits, states)
+        if self.variant == "permanent":
+            if index is None:
+                raise ValueError('index must be given for variant="permanent", got None')
+            states = self._with_corrections(states, epoch, index)
+        present, absent = present_term(logits), absent_term(logits)
+        large = self._largest(logits.detach(), states, epoch)
+        unknown = absent
+        if large is not None:
+            unknown = torch.where(large, 0.0 if self.variant == "reject" else present, absent)
+            if self.variant == "permanent" and index is not None:
+                self._remember(large, index)
+        return self.reduced(chosen(states, present, absent, unknown))
+
+    def _largest(self, logits: Tensor, states: Tensor, epoch: int) -> Tensor | None:
+        share = self.delta * (min(epoch, 1) if self.variant == "permanent" else epoch)
+        count = min(math.ceil(share * logits.numel() - 1e-9), logits.numel())
+        if count <= 0:
+            return None
+        scores = logits.masked_fill(states != 0, float("-inf")).reshape(-1)
+        threshold = scores.topk(count, sorted=False).values.amin()
+        return ((scores >= threshold) & (scores > float("-inf"))).reshape(logits.shape)
+
+    def _remember(self, large: Tensor, index: Tensor) -> None:
+        """Keep (row, class) of the selected; a key of -1 stands for those that are not."""
+        classes = large.shape[1]
+        keys = index[:, None].to(torch.int64) * classes + torch.arange(classes, device=large.device)
+        self._fresh.append(torch.where(large, keys, -1).reshape(-1))
+
+    def _with_corrections(self, states: Tensor, epoch: int, index: Tensor) -> Tensor:
+        if epoch != self._epoch:
+            self._settle()
+            self._epoch = epoch
+        corrected = self._corrected.to(states.device)
+        if not len(corrected):
+            return states
+        classes = states.shape[1]
+        keys = index[:, None].to(torch.int64) * classes + torch.arange(
+            classes, device=states.device
+        )
+        place = torch.searchsorted(corrected, keys).clamp(max=len(corrected) - 1)
+        return torch.where((corrected[place] == keys) & (states == 0), 1, states).to(torch.int8)
+
+    def _settle(self) -> None:
+        """Once an epoch: sort in what the last one selected."""
+        if self._fresh:
+            found = torch.unique(
+                torch.cat([*self._fresh, self._corrected.to(self._fresh[0].device)])
+            )
+            self._corrected = found[found >= 0]
+            self._fresh = []
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """The corrections, for the checkpoint."""
+        fresh = torch.cat(self._fresh) if self._fresh else torch.zeros(0, dtype=torch.int64)
+        return {"epoch": self._epoch, "corrected": self._corrected.cpu(), "fresh": fresh.cpu()}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Take the corrections of a checkpoint."""
+        self._epoch = int(state["epoch"])
+        self._corrected = state["corrected"]
+        self._fresh = [state["fresh"]] if len(state["fresh"]) else []

@@ -1,0 +1,102 @@
+"""The selective loss of the paper: which unknown labels to ignore, and P-ASL for the rest."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from partlabel.losses.asymmetric import PartialAsymmetric
+from partlabel.losses.base import choice, class_vector, number, whole
+
+
+class Selective(PartialAsymmetric):
+    """P-ASL that ignores the unknown labels which are probably present.
+
+    An unknown label is ignored where its logit is among the ``top_k`` largest of the unknown
+    labels of its image (ties at the threshold included), or where its class is frequent: prior >
+    prior_threshold. With ``prior_mode="soft"`` the class does not decide but weighs:
+    exp(-prior_alpha * prior). All other unknown labels count as absent. top_k = 0 ignores none,
+    top_k >= C ignores all.
+
+    Args:
+        top_k: How many unknown labels of an image to ignore.
+        prior: (C,) how often each class occurs, in [0, 1]; None leaves the class out of it.
+        prior_threshold: Classes with a larger prior are ignored where unknown. At 1 none is.
+        prior_mode: "hard" ignores, "soft" weighs.
+        prior_alpha: How strongly "soft" weighs.
+        scope: "sample" takes the top_k of each image, as the paper; "batch" takes the top_k * B
+            of the batch, as the paper's code. "batch" is computed per process: with several, each
+            takes top_k times its own images.
+        more: What PartialAsymmetric takes.
+
+    Example:
+        >>> loss = Selective(top_k=1, prior=torch.tensor([0.9, 0.1, 0.1]), gamma_unknown=0)
+        >>> states = torch.zeros(1, 3, dtype=torch.int8)
+        >>> loss.terms(torch.tensor([[0.0, 2.0, 0.0]]), states).gt(0).tolist()
+        [[False, False, True]]
+    """
+
+    prior: Tensor | None
+
+    def __init__(
+        self,
+        *,
+        top_k: int = 5,
+        prior: Tensor | None = None,
+        prior_threshold: float = 0.5,
+        prior_mode: Literal["hard", "soft"] = "hard",
+        prior_alpha: float = 10.0,
+        scope: Literal["sample", "batch"] = "sample",
+        **more: Any,
+    ) -> None:
+        super().__init__(**more)
+        self.top_k = whole("top_k", top_k, 0)
+        self.prior_threshold = number("prior_threshold", prior_threshold, 0.0)
+        choice("prior_mode", prior_mode, ("hard", "soft"))
+        choice("scope", scope, ("sample", "batch"))
+        self.prior_mode = prior_mode
+        self.prior_alpha = number("prior_alpha", prior_alpha, 0.0)
+        self.scope = scope
+        self.batchwise = scope == "batch"
+        if prior_mode == "soft" and prior is None:
+            raise ValueError('prior must be given for prior_mode="soft", got None')
+        self.register_buffer("prior", None if prior is None else class_vector("prior", prior))
+
+    def terms(self, logits: Tensor, states: Tensor) -> Tensor:
+        term = super().terms(logits, states)
+        if self.prior is not None and self.prior_mode == "soft":
+            weight = torch.exp(-self.prior_alpha * self._prior_for(logits))
+            term = term * torch.where(states == 0, weight, 1.0)
+        ignored = self.ignored(logits.detach(), states)
+        return term if ignored is None else torch.where(ignored, 0.0, term)
+
+    def ignored(self, logits: Tensor, states: Tensor) -> Tensor | None:
+        """Where an unknown label is ignored (B, C); None where none can be."""
+        chosen = self.likely(logits, states)
+        if self.prior is not None and self.prior_mode == "hard":
+            frequent = self._prior_for(logits) > self.prior_threshold
+            chosen = frequent.expand(logits.shape) if chosen is None else chosen | frequent
+        return None if chosen is None else chosen & (states == 0)
+
+    def likely(self, logits: Tensor, states: Tensor) -> Tensor | None:
+        """Where a logit is among the largest of the unknown labels of its image (or batch).
+
+        Where no more labels are unknown than wanted, it is true of every label, known ones too.
+        """
+        if self.top_k == 0 or logits.numel() == 0:
+            return None
+        scores = logits.masked_fill(states != 0, float("-inf"))
+        if self.scope == "batch":
+            scores = scores.reshape(1, -1)
+        count = min(self.top_k * (logits.shape[0] if self.scope == "batch" else 1), scores.shape[1])
+        threshold = scores.topk(count, dim=1, sorted=False).values.amin(1, keepdim=True)
+        return (scores >= threshold).reshape(logits.shape)
+
+    def _prior_for(self, logits: Tensor) -> Tensor:
+        assert self.prior is not None
+        if self.prior.shape[0] != logits.shape[1]:
+            got = f"{self.prior.shape[0]} values for {logits.shape[1]} classes"
+            raise ValueError(f"prior must have one value per class, got {got}")
+        return self.prior.to(logits.dtype)
