@@ -191,6 +191,8 @@ class _OpenImages:
                     name = self.ids[which] if which >= 0 else f"/m/other{which}"
                     number = self.truth.numbers[image]
                     lines.append([self.spelt(number), by, name, confidence])
+            if kind == "machine" and len(lines) == 1:
+                continue  # a file without rows is refused
             paths.append(self.write(self.folder / _oi_label_name(self.version, split, kind), lines))
         return paths
 
@@ -585,7 +587,9 @@ def voc(
     files = []
     both = [*here.get("train", []), *here.get("val", [])]
     for split, rows in {**here, "trainval": both}.items():
-        Variant().write(main / f"{split}.txt", "".join(names[i] + newline for i in rows))
+        listed = Variant().write(main / f"{split}.txt", "".join(names[i] + newline for i in rows))
+        if split != "trainval":
+            files.append(listed)
         for c, name in enumerate(truth.classes):
             text = "".join(f"{names[i]} {states[i][c]:2d}{newline}" for i in rows)
             path = Variant(bom=variant.bom).write(main / f"{name}_{split}.txt", text)

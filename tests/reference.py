@@ -695,7 +695,15 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ),
     (
         "selective",
-        {"top_k": 1, "prior": PRIOR, "gamma_pos": 0, "gamma_neg": 3, "gamma_unknown": 4},
+        {
+            "top_k": 1,
+            "prior": PRIOR,
+            "gamma_pos": 0,
+            "gamma_neg": 3,
+            "gamma_unknown": 4,
+            "alpha_pos": 2,
+            "alpha_neg": 0.5,
+        },
     ),
     ("selective", {"top_k": 1, "scope": "batch"}),
     ("selective", {"top_k": 2, "scope": "batch", "prior": PRIOR, "prior_threshold": 0.25}),

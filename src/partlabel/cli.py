@@ -254,7 +254,10 @@ def main() -> NoReturn:
         terminal.error(str(error))
         code = 2
     except _ClickError as error:
-        terminal.error(_usage(error))
+        if type(error).__name__ == "NoArgsIsHelpError":  # no command given: the help is the answer
+            terminal.help_text(error.format_message())
+        else:
+            terminal.error(_usage(error))
         code = 2
     except (KeyboardInterrupt, typer.Abort):
         terminal.error("interrupted; stores are replaced whole or left untouched")

@@ -149,7 +149,7 @@ class LabelStore:
         if not isinstance(self._images, ImageTable):
             try:
                 self._images = ImageTable.read(self._images, self._template, rows=len(self))
-            except (OSError, ValueError, UsageError) as error:  # Arrow's errors are ValueErrors
+            except (OSError, ValueError, NotImplementedError, UsageError) as error:
                 what = f"damaged store (images.parquet: {error})"
                 raise StoreError(f"{self.path}: {what}; import it again") from error
         return self._images

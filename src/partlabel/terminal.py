@@ -99,6 +99,11 @@ def error(text: str) -> None:
     err.print(Text.assemble(("error: ", "bold red"), line))
 
 
+def help_text(text: str) -> None:
+    """Print help where something was left out."""
+    err.print(Text(text))
+
+
 def note(text: str) -> None:
     """Print a line of information about what was done."""
     out.print(Text(text))

@@ -53,7 +53,7 @@ class Lists:
     def _checked(self, indices: Any, vocabulary: Vocabulary) -> Ints:
         if vocabulary.classes is None and len(indices):
             fix = "name them with --classes FILE, one class per line"
-            raise BadRow(int(self.rows()[0]), f"classes are numbers here ({indices[0]})", fix)
+            raise BadRow(int(self.rows()[0]), f"classes are given as numbers ({indices[0]})", fix)
         wrong = np.flatnonzero((indices < 0) | (indices >= len(vocabulary)))
         if len(wrong):
             number = indices[wrong[0]]
@@ -162,7 +162,7 @@ def _check_entry(row: int, entry: str | int) -> None:
     if entry == "":
         raise BadRow(row, "a list has an empty entry", "remove it from the list")
     if isinstance(entry, int) and not -(1 << 62) < entry < 1 << 62:
-        raise BadRow(row, f"class number {str(entry)[:20]}... is too large")
+        raise BadRow(row, f"class number {str(entry)[:40]} is too large")
     if isinstance(entry, str):
         try:
             entry.encode()

@@ -101,7 +101,7 @@ def _read_file(
         try:
             _take(found, categories, key, entry, split, more)
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-            what = f"is not as in COCO or LVIS ({_explained(error)})"
+            what = f"is not as in COCO or LVIS ({_explained(error, entry)})"
             raise DataError(what, path=path, key=f"{key}[{index}]") from error
     job.done(source)
     for key in KEYS:
@@ -115,10 +115,10 @@ def _read_file(
     _check(found.category_of[labels:], list(categories), path, "category", "categories")
 
 
-def _explained(error: Exception) -> str:
+def _explained(error: Exception, entry: Any) -> str:
     if isinstance(error, KeyError):
         return f"no {error.args[0]!r}"
-    return str(error) if isinstance(error, ValueError) else "its parts have other types"
+    return str(error) if isinstance(error, ValueError) else f"other types in {entry!r:.60}"
 
 
 def _take(

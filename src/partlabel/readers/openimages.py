@@ -82,7 +82,7 @@ def _layer(
             )
     if None in splits and len(splits) > 1:
         raise UsageError("some files have no split; write SPLIT=FILE, as in train=labels.csv")
-    if dropped and not kept:
+    if dropped and not kept and least is None:
         what = f"none of the {dropped:,} labels has a class of --classes"
         raise DataError(what, path=job.place(), fix="that file must have ids like /m/01g317")
     classes, final = vocabulary.final()

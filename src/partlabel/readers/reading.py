@@ -88,7 +88,9 @@ class TableReading:
         """One column per class."""
         import pyarrow as pa
 
-        about = {key: columns[key] for key in ("image", "path", "split") if key in columns}
+        about: Columns = {
+            key: name for key, name in columns.items() if key in ("image", "path", "split")
+        }
         names = self._class_columns(table, set(about.values()), skip)
         which = self.vocabulary.indices(names)
         types = self._types(table, about) | {name: pa.float64() for name in names}
@@ -114,13 +116,14 @@ class TableReading:
         names = [name for name in table.columns if name not in used | set(skip)]
         given = self.vocabulary.classes
         if given is not None:
+            wanted = [table.require(name) for name in given.ids]
             extra = [name for name in names if name not in given.index]
             if extra and not self.drop_unknown:
                 what, fix = self.vocabulary.missing(extra[0])
                 fix = f"{fix}; --skip {extra[0]} leaves it out"
                 raise DataError(what, path=path, line=1, fix=fix)
             self.job.note(len(extra), "columns left out: class not in --classes")
-            return [table.require(name) for name in given.ids]
+            return wanted
         if not names:
             raise DataError("has no class columns", path=path)
         if len(self.vocabulary) and set(names) != set(self.vocabulary.index):

@@ -110,7 +110,10 @@ def _cast_column(name: str, column: Any, kind: Any) -> Any:
         except pa.ArrowException:
             value = repr(column[row].as_py())
             shown = value if len(value) <= 40 else value[:37] + "..."
-            raise BadRow(row, f"{name} {shown} is not {_WORDS.get(str(kind), kind)}") from None
+            what = (
+                f"{shown} in column {name!r} ({column.type}) is not {_WORDS.get(str(kind), kind)}"
+            )
+            raise BadRow(row, what) from None
     raise BadRow(0, f"column {name!r} of type {column.type} is not {kind}")
 
 

@@ -36,6 +36,10 @@ class JsonFile:
         """Walk through the file: key, index and element of arrays; key, None and other values."""
         if not self._peek():
             raise DataError("is empty", path=self.source.path, fix="a json object was expected")
+        if self._peek() == "[":
+            fix = "is it an instances file of COCO or LVIS?"
+            what = "is a json list, not an object"
+            raise DataError(what, path=self.source.path, line=1, fix=fix)
         self._expect("{")
         if self._peek() == "}":
             return
@@ -125,4 +129,6 @@ class JsonFile:
         line = self._lines + self._text.count("\n", 0, where) + 1
         seen = self._text[where : where + 20]
         found = f" at {seen!r}" if seen else " at the end of the file: is it cut off?"
+        if what.startswith("Unterminated"):
+            found += ": is it cut off?"
         return DataError(f"not valid json ({what}){found}", path=self.source.path, line=line)

@@ -35,7 +35,8 @@ def read(
     chosen = splits or [name for name in SPLITS if name in there]
     for split in chosen:
         if split not in there:
-            raise DataError(f"no split {split!r}", path=folder, fix=suggest(split, there))
+            what = f"there is no {split}.txt"
+            raise DataError(what, path=folder, fix=suggest(split, there))
     if not chosen:
         raise DataError("has no train.txt, val.txt or test.txt", path=folder, fix="name --splits")
     names = sorted(
