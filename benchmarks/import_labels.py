@@ -73,6 +73,20 @@ print(f"{middle:.0f} us (p20 {low:.0f}, p80 {high:.0f})")
 
 
 def generate(folder: Path, rows: int, *, shuffled: bool) -> Path:
+    """Write a label file in a process of its own.
+
+    The peak memory that the system reports of a process includes what its parent had when it was
+    started, so the parent must stay small.
+    """
+    kind = "shuffled" if shuffled else "grouped"
+    run(
+        [sys.executable, __file__, "--rows", str(rows), "--folder", str(folder), "--write", kind],
+        folder,
+    )
+    return folder / f"train-annotations-human-{kind}.csv"
+
+
+def write_labels(folder: Path, rows: int, *, shuffled: bool) -> None:
     """Write a label file; labels of an image are distinct, classes are long-tailed."""
     rng = np.random.default_rng(0)
     images = max(rows * IMAGES // ROWS, 1)
@@ -94,7 +108,6 @@ def generate(folder: Path, rows: int, *, shuffled: bool) -> Path:
     (folder / "classes-trainable.txt").write_text("\n".join(names.to_pylist()) + "\n")
     path = folder / f"train-annotations-human-{'shuffled' if shuffled else 'grouped'}.csv"
     _write(path, ids[image], label, names, rng)
-    return path
 
 
 def _repeated(pairs: np.ndarray) -> np.ndarray:
@@ -150,7 +163,11 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--no-peers", action="store_true")
+    parser.add_argument("--write", choices=["grouped", "shuffled"], help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.write:
+        write_labels(options.folder, options.rows, shuffled=options.write == "shuffled")
+        return
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         benchmark(Path(name), options.rows, peers=not options.no_peers)
 

@@ -13,11 +13,13 @@ from partlabel.labels import (
     to_states,
 )
 from partlabel.merge import merge
+from partlabel.prior import Prior
 from partlabel.store import LabelStore
 from partlabel.summary import summarise
 from partlabel.tables import ClassTable, ImageTable
 
 if TYPE_CHECKING:
+    from partlabel.estimate import estimate_prior
     from partlabel.losses import LOSSES, build_loss
 
 __version__ = "0.1.0"
@@ -31,7 +33,9 @@ __all__ = [
     "ImageTable",
     "LabelStore",
     "PartlabelError",
+    "Prior",
     "build_loss",
+    "estimate_prior",
     "from_states",
     "lists_from_states",
     "merge",
@@ -41,7 +45,11 @@ __all__ = [
 ]
 
 # Names that need torch, which takes a second to import and which most commands do without.
-_LATER = {"LOSSES": "partlabel.losses", "build_loss": "partlabel.losses"}
+_LATER = {
+    "LOSSES": "partlabel.losses",
+    "build_loss": "partlabel.losses",
+    "estimate_prior": "partlabel.estimate",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -109,9 +109,9 @@ def note(text: str) -> None:
     out.print(Text(text))
 
 
-def warning(text: str) -> None:
-    """Print a line about something to look at."""
-    out.print(Text.assemble(("warning: ", "yellow"), text))
+def warning(text: str, *, aside: bool = False) -> None:
+    """Print a line about something to look at; ``aside`` keeps it out of the result."""
+    (err if aside else out).print(Text.assemble(("warning: ", "yellow"), text))
 
 
 def summary(path: str, found: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from partlabel.losses.base import PartialLoss, Unknown, absent_term, choice, number, power
+from partlabel.losses.base import PartialLoss, Unknown, absent_term, choice, number, power, switch
 
 
 class PartialAsymmetric(PartialLoss):
@@ -55,7 +55,7 @@ class PartialAsymmetric(PartialLoss):
         self.alpha_pos = number("alpha_pos", alpha_pos, 0.0)
         self.alpha_neg = number("alpha_neg", alpha_neg, 0.0)
         self.alpha_unknown = number("alpha_unknown", alpha_unknown, 0.0)
-        self.detach_focus = detach_focus
+        self.detach_focus = switch("detach_focus", detach_focus)
 
     def terms(self, logits: Tensor, states: Tensor) -> Tensor:
         present = states > 0
@@ -82,23 +82,25 @@ class PartialAsymmetric(PartialLoss):
             return None
         base = margin.detach() if self.detach_focus else margin
         probability = base.sigmoid()
-        if self.clip:
-            above = (probability > self.clip) | (states > 0)
-            shift = torch.where(states > 0, 0.0, self.clip)
-            # At zero a power below one has no derivative: put one there and take it out after.
-            probability = torch.where(above, probability - shift, 1.0)
-        powers = {
-            gamma: _power(probability, base, gamma, exact=not self.clip) for gamma in set(gammas)
-        }
-        focus = _by_state(states, *(powers[gamma] for gamma in gammas))
-        return torch.where(above, focus, 0.0) if self.clip else focus
+        if not self.clip:
+            powers = {gamma: _power(probability, base, gamma, exact=True) for gamma in set(gammas)}
+            return _by_state(states, *(powers[gamma] for gamma in gammas))
+        above = probability > self.clip
+        # At zero a power below one has no derivative: put one there and take it out after.
+        shifted = torch.where(above, probability - self.clip, 1.0)
+        absent, unknown = (
+            torch.where(above, _power(shifted, base, gamma, exact=False), 0.0)
+            for gamma in gammas[1:]
+        )
+        present = _power(probability, base, self.gamma_pos, exact=True)
+        return _by_state(states, present, absent, unknown)
 
     def _alpha(self, states: Tensor, dtype: torch.dtype) -> Tensor | None:
         alphas = (self.alpha_pos, self.alpha_neg, self.alpha_unknown)
         if alphas == (1.0, 1.0, 1.0):
             return None
         return _by_state(
-            states, *(torch.tensor(a, dtype=dtype, device=states.device) for a in alphas)
+            states, *(torch.full((), a, dtype=dtype, device=states.device) for a in alphas)
         )
 
 

@@ -7,6 +7,7 @@ finite value and gradient for every finite logit, and never waits for the device
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal, get_args
 
 import torch
@@ -15,6 +16,9 @@ from torch.nn.functional import softplus
 
 Reduction = Literal["mean", "sum", "none"]
 Unknown = Literal["ignore", "negative"]
+
+# softplus(x) is taken as x beyond this: at 20, torch's default, float64 would still see the step.
+_EXACT = 40
 
 
 class PartialLoss(nn.Module):
@@ -34,7 +38,7 @@ class PartialLoss(nn.Module):
         super().__init__()
         choice("reduction", reduction, get_args(Reduction))
         self.reduction = reduction
-        self.debug = debug
+        self.debug = switch("debug", debug)
 
     def forward(self, logits: Tensor, states: Tensor) -> Tensor:
         """Compute the loss.
@@ -52,10 +56,10 @@ class PartialLoss(nn.Module):
     def checked(self, logits: Tensor, states: Tensor) -> Tensor:
         """Check shapes and types, and give the logits in at least float32."""
         if not isinstance(logits, Tensor) or not logits.is_floating_point() or logits.ndim != 2:
-            raise ValueError(f"logits must be a float tensor (B, C), got {_described(logits)}")
+            raise ValueError(f"logits must be a float tensor (B, C), got {described(logits)}")
         if not isinstance(states, Tensor) or states.dtype != torch.int8:
             fix = "convert labels with partlabel.to_states"
-            raise ValueError(f"states must be an int8 tensor, got {_described(states)}; {fix}")
+            raise ValueError(f"states must be an int8 tensor, got {described(states)}; {fix}")
         if states.shape != logits.shape:
             raise ValueError(
                 f"states must have the shape of logits, {tuple(logits.shape)}, "
@@ -83,12 +87,12 @@ class PartialLoss(nn.Module):
 
 def present_term(logits: Tensor) -> Tensor:
     """-log p: what a label costs that is present."""
-    return softplus(-logits)
+    return softplus(-logits, threshold=_EXACT)
 
 
 def absent_term(logits: Tensor) -> Tensor:
     """-log(1 - p): what a label costs that is absent."""
-    return softplus(logits)
+    return softplus(logits, threshold=_EXACT)
 
 
 def chosen(states: Tensor, present: Tensor, absent: Tensor, unknown: Tensor | float) -> Tensor:
@@ -116,6 +120,7 @@ def choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
 def number(name: str, value: float, low: float, high: float = float("inf")) -> float:
     """Check a number; both bounds are allowed values."""
     good = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+    good = good and math.isfinite(value)
     if not good:
         span = f"at least {low:g}" if high == float("inf") else f"between {low:g} and {high:g}"
         raise ValueError(f"{name} must be a number {span}, got {value!r}")
@@ -132,14 +137,33 @@ def whole(name: str, value: int, low: int) -> int:
 def class_vector(name: str, value: Any) -> Tensor:
     """Check a tensor (C,) of probabilities."""
     if not isinstance(value, Tensor) or not value.is_floating_point() or value.ndim != 1:
-        raise ValueError(f"{name} must be a float tensor (C,), got {_described(value)}")
+        raise ValueError(f"{name} must be a float tensor (C,), got {described(value)}")
     if not bool(((value >= 0) & (value <= 1)).all()):  # false for NaN too
         wrong = int((~((value >= 0) & (value <= 1))).nonzero()[0])
         raise ValueError(f"{name} must be between 0 and 1, got {value[wrong]:g} at [{wrong}]")
     return value.detach().clone()
 
 
-def _described(value: Any) -> str:
+def rows_of(index: Tensor | None, logits: Tensor, classes: int | None = None) -> Tensor:
+    """Check the rows of the images of a batch, and that a table has as many classes as logits."""
+    good = isinstance(index, Tensor) and index.dtype == torch.int64
+    if index is None or not good or index.shape != logits.shape[:1]:
+        want = f"the rows of the images, int64 ({logits.shape[0]},)"
+        raise ValueError(f"index must be given: {want}, got {described(index)}")
+    if classes is not None and classes != logits.shape[1]:
+        raise ValueError(f"num_classes is {classes}, logits have {logits.shape[1]} classes")
+    return index
+
+
+def switch(name: str, value: bool) -> bool:
+    """Check a setting that is on or off."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False, got {value!r}")
+    return value
+
+
+def described(value: Any) -> str:
+    """What was given, in a few words for an error."""
     if isinstance(value, Tensor):
         return f"{value.dtype} {tuple(value.shape)}"
     return type(value).__name__

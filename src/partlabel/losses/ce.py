@@ -13,6 +13,7 @@ from partlabel.losses.base import (
     absent_term,
     choice,
     chosen,
+    described,
     number,
     present_term,
     whole,
@@ -106,9 +107,11 @@ class SmoothedCrossEntropy(PartialLoss):
         if distances is not None:
             good = isinstance(distances, Tensor) and distances.ndim == 2
             if not good or distances.shape[0] != distances.shape[1]:
-                raise ValueError("distances must be a square tensor (C, C)")
+                got = described(distances)
+                raise ValueError(f"distances must be a square tensor (C, C), got {got}")
             if not bool(((distances >= 0) & (distances <= 1)).all()):
-                raise ValueError("distances must be between 0 and 1")
+                got = f"{float(distances.min()):g} to {float(distances.max()):g}"
+                raise ValueError(f"distances must be between 0 and 1, got {got}")
             distances = distances.detach().clone()
         self.register_buffer("distances", distances)
 

@@ -7,10 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from partlabel.losses.base import PartialLoss, absent_term, chosen, number, present_term, whole
+from partlabel.losses.base import (
+    PartialLoss,
+    absent_term,
+    chosen,
+    number,
+    present_term,
+    rows_of,
+    whole,
+)
 
 _BINS = 1024
-_REACH = 16.0  # logits beyond this share the first and the last bin
+_REACH = 10.0  # asinh(z / 2) of logits to 2 * 10^4
 
 
 class EntropyMax(PartialLoss):
@@ -65,6 +73,7 @@ class EntropyMax(PartialLoss):
             whole("num_images", num_images, 1),
             whole("num_classes", num_classes or 0, 1),
         )
+        number("max_state_gb", max_state_gb, 0.0)
         if rows * classes * 2 / 1e9 > max_state_gb:
             raise ValueError(
                 f"entropy_max needs {rows * classes * 2 / 1e9:.1f} GB for {rows} x {classes} "
@@ -84,9 +93,8 @@ class EntropyMax(PartialLoss):
         p, q = logits.sigmoid(), (-logits).sigmoid()
         unknown = -self.alpha * (p * present + q * absent)
         if self.labels is not None:
-            if index is None:
-                raise ValueError("index must be given with num_images, got None")
-            soft = self._pseudo_labels(logits.detach(), states, epoch, index).to(logits.dtype)
+            rows = rows_of(index, logits, self.labels.shape[1])
+            soft = self._pseudo_labels(logits.detach(), states, epoch, rows).to(logits.dtype)
             known = soft.nan_to_num(0.0)
             cost = self.beta * (known * present + (1 - known) * absent)
             unknown = torch.where(soft.isnan(), unknown, cost)
@@ -95,18 +103,21 @@ class EntropyMax(PartialLoss):
     def _pseudo_labels(self, logits: Tensor, states: Tensor, epoch: int, index: Tensor) -> Tensor:
         """The soft labels of the batch, new ones included; NaN where there is none."""
         assert self.labels is not None
+        if not self.training:
+            return self.labels[index]
         if epoch != self._epoch:
             self._next_epoch(epoch)
         soft = self.labels[index]
         free = (states == 0) & soft.isnan()
-        chosen_now = free & (logits <= self.bound.to(logits.dtype))
-        soft = torch.where(chosen_now, logits.sigmoid().to(soft.dtype), soft)
+        lowest = free & (logits <= self.bound.to(logits.dtype))
+        soft = torch.where(lowest, logits.sigmoid().to(soft.dtype), soft)
         self.labels[index] = soft
-        self._count(logits, free & ~chosen_now)
+        self._count(logits, free & ~lowest)
         return soft
 
     def _count(self, logits: Tensor, counted: Tensor) -> None:
-        scaled = (logits.float() + _REACH) * (_BINS / (2 * _REACH))
+        # Fine bins around 0 and coarse ones far out: low scores must still be told apart.
+        scaled = (torch.asinh(logits.float() / 2) + _REACH) * (_BINS / (2 * _REACH))
         bins = scaled.clamp(0, _BINS - 1).long()
         offset = torch.arange(logits.shape[1], device=logits.device) * _BINS
         flat = (bins + offset).reshape(-1)
@@ -116,13 +127,13 @@ class EntropyMax(PartialLoss):
         """Find the bound below which the lowest scores of each class lie, and count anew."""
         if epoch >= self.warmup:
             # Of those still free, the share that makes every epoch take the same number.
-            done = max(epoch - self.warmup, 0) * self.share / (self.epochs - self.warmup)
+            done = (epoch - self.warmup) * self.share / (self.epochs - self.warmup)
             step = self.share / (self.epochs - self.warmup) / max(1 - done, 1e-6)
             below = self.histogram.cumsum(1)
             wanted = (below[:, -1:] * min(step, 1.0)).floor()
             edge = (below <= wanted).sum(1)  # bins that fit whole
-            self.bound.copy_(edge.float() * (2 * _REACH / _BINS) - _REACH)
-            self.bound.masked_fill_(edge == 0, -torch.inf)
+            self.bound.copy_(2 * torch.sinh(edge.float() * (2 * _REACH / _BINS) - _REACH))
+            self.bound.masked_fill_((edge == 0) | (below[:, -1] == 0), -torch.inf)
         self.histogram.zero_()
         self._epoch = epoch
 

@@ -14,6 +14,7 @@ from partlabel.losses.base import (
     chosen,
     number,
     present_term,
+    rows_of,
     whole,
 )
 
@@ -70,6 +71,7 @@ class Role(PartialLoss):
         whole("num_images", num_images, 1)
         whole("num_classes", num_classes, 1)
         self.expected = number("expected", expected, 0.0)
+        number("max_state_gb", max_state_gb, 0.0)
         size = num_images * num_classes * 4 / 1e9
         if size > max_state_gb:
             raise ValueError(
@@ -82,11 +84,10 @@ class Role(PartialLoss):
 
     def forward(self, logits: Tensor, states: Tensor, *, index: Tensor | None = None) -> Tensor:
         """Compute the loss of the images whose rows are ``index`` (B,)."""
-        if index is None:
-            raise ValueError("index must be given: the rows of the images, got None")
         logits = self.checked(logits, states)
-        learnt = self.estimates[index].to(logits.dtype)
-        guess = chosen(states, learnt.new_tensor(_SURE), learnt.new_tensor(-_SURE), learnt)
+        rows = rows_of(index, logits, self.estimates.shape[1])
+        learnt = self.estimates[rows].to(logits.dtype)
+        guess = chosen(states, learnt.new_full((), _SURE), learnt.new_full((), -_SURE), learnt)
         both = torch.zeros_like(logits)
         for own, other in ((logits, guess), (guess, logits)):
             known = chosen(states, present_term(own), absent_term(own), 0.0)

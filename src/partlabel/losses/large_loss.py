@@ -8,7 +8,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from partlabel.losses.base import PartialLoss, absent_term, choice, chosen, number, present_term
+from partlabel.losses.base import (
+    PartialLoss,
+    absent_term,
+    choice,
+    chosen,
+    number,
+    present_term,
+    rows_of,
+)
 
 
 class LargeLoss(PartialLoss):
@@ -47,17 +55,16 @@ class LargeLoss(PartialLoss):
     ) -> Tensor:
         """Compute the loss; ``index`` (B,) are the rows of the images, needed by "permanent"."""
         logits = self.checked(logits, states)
-        if self.variant == "permanent":
-            if index is None:
-                raise ValueError('index must be given for variant="permanent", got None')
-            states = self._with_corrections(states, epoch, index)
+        rows = rows_of(index, logits) if self.variant == "permanent" else None
+        if rows is not None:
+            states = self._with_corrections(states, epoch, rows)
         present, absent = present_term(logits), absent_term(logits)
         large = self._largest(logits.detach(), states, epoch)
         unknown = absent
         if large is not None:
             unknown = torch.where(large, 0.0 if self.variant == "reject" else present, absent)
-            if self.variant == "permanent" and index is not None:
-                self._remember(large, index)
+            if rows is not None and self.training:
+                self._remember(large, rows)
         return self.reduced(chosen(states, present, absent, unknown))
 
     def _largest(self, logits: Tensor, states: Tensor, epoch: int) -> Tensor | None:
@@ -70,24 +77,24 @@ class LargeLoss(PartialLoss):
         return ((scores >= threshold) & (scores > float("-inf"))).reshape(logits.shape)
 
     def _remember(self, large: Tensor, index: Tensor) -> None:
-        """Keep (row, class) of the selected; a key of -1 stands for those that are not."""
-        classes = large.shape[1]
-        keys = index[:, None].to(torch.int64) * classes + torch.arange(classes, device=large.device)
-        self._fresh.append(torch.where(large, keys, -1).reshape(-1))
+        """Keep (row, class) of the selected: as many as were wanted, of more that tie the last."""
+        count = min(math.ceil(self.delta * large.numel() - 1e-9), large.numel())
+        self._fresh.append(
+            torch.where(large, _keys(index, large.shape[1]), -1).view(-1).topk(count).values
+        )
 
     def _with_corrections(self, states: Tensor, epoch: int, index: Tensor) -> Tensor:
-        if epoch != self._epoch:
+        if self.training and epoch != self._epoch:
             self._settle()
             self._epoch = epoch
-        corrected = self._corrected.to(states.device)
-        if not len(corrected):
+        if self._corrected.device != states.device:
+            self._corrected = self._corrected.to(states.device)
+        if not len(self._corrected):
             return states
-        classes = states.shape[1]
-        keys = index[:, None].to(torch.int64) * classes + torch.arange(
-            classes, device=states.device
-        )
-        place = torch.searchsorted(corrected, keys).clamp(max=len(corrected) - 1)
-        return torch.where((corrected[place] == keys) & (states == 0), 1, states).to(torch.int8)
+        keys = _keys(index, states.shape[1])
+        place = torch.searchsorted(self._corrected, keys).clamp(max=len(self._corrected) - 1)
+        corrected = (self._corrected[place] == keys) & (states == 0)
+        return torch.where(corrected, 1, states).to(torch.int8)
 
     def _settle(self) -> None:
         """Once an epoch: sort in what the last one selected."""
@@ -108,3 +115,8 @@ class LargeLoss(PartialLoss):
         self._epoch = int(state["epoch"])
         self._corrected = state["corrected"]
         self._fresh = [state["fresh"]] if len(state["fresh"]) else []
+
+
+def _keys(index: Tensor, classes: int) -> Tensor:
+    """One number for each (row, class) of a batch."""
+    return index[:, None] * classes + torch.arange(classes, device=index.device)

@@ -6,9 +6,8 @@ from typing import Any, get_args
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
 
-from partlabel.losses.base import PartialLoss, Unknown, choice, number
+from partlabel.losses.base import PartialLoss, Unknown, absent_term, choice, number
 
 
 class TwoWay(PartialLoss):
@@ -62,5 +61,5 @@ class TwoWay(PartialLoss):
             torch.where(absent, logits / self.temperature_neg, nothing), dim
         )
         has = present.any(dim)
-        value = torch.where(has, softplus(up.clamp(min=nothing) + down.clamp(min=nothing)), 0.0)
+        value = torch.where(has, absent_term(up.clamp(min=nothing) + down.clamp(min=nothing)), 0.0)
         return value / has.sum().clamp(min=1).to(value.dtype)

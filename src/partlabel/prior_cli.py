@@ -1,0 +1,125 @@
+"""The commands of ``partlabel prior``."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import typer
+
+from partlabel import terminal
+from partlabel.errors import UsageError
+from partlabel.prior import Prior, count_prior
+from partlabel.scores import read_scores
+from partlabel.store import LabelStore
+from partlabel.tables import ClassTable
+
+app = typer.Typer(
+    help="Estimate how often each class really occurs, and compare estimates.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+JsonOption = Annotated[bool, typer.Option("--json", help="print json")]
+
+
+@app.command()
+def estimate(
+    *,
+    scores: Annotated[
+        Path, typer.Option("--scores", help="scores of an Ignore-mode model, npy or parquet")
+    ],
+    labels: Annotated[Path, typer.Option("--labels", help="the store it was trained on")],
+    scores_are: Annotated[
+        Literal["logits", "probabilities"], typer.Option("--scores-are", help="what the scores are")
+    ] = "logits",
+    use: Annotated[
+        Literal["mean", "em"], typer.Option("--use", help="mean prediction, or corrected by EM")
+    ] = "mean",
+    out: Annotated[Path, typer.Option("--out", "-o", help="the csv to write")] = Path("prior.csv"),
+    as_json: JsonOption = False,
+) -> None:
+    """Estimate the prior from saved scores."""
+    import torch
+
+    from partlabel.estimate import estimate_prior
+
+    store = LabelStore.open(labels)
+
+    def logits() -> Iterator[Any]:
+        for _, values in read_scores(scores, store):
+            if scores_are == "probabilities":
+                if values.min() < 0 or values.max() > 1:
+                    raise UsageError(f"{scores}: has scores outside 0..1; say --scores-are logits")
+                values = np.log(np.maximum(values, 1e-30)) - np.log(np.maximum(1 - values, 1e-30))
+            yield torch.from_numpy(values)
+
+    with _warnings_shown():
+        prior = estimate_prior(logits(), store.classes, store.counts(), images=len(store), use=use)
+    prior.write(out)
+    entries = list(prior.classes.values())
+    if as_json:
+        _print_json({"out": str(out), "sum": float(prior.values.sum()), "classes": len(prior)})
+        return
+    terminal.note(f"{out}: {len(prior)} classes, sum of priors {prior.values.sum():.2f}")
+    worst = sorted(entries, key=lambda entry: -entry.deficiency)[:10]
+    terminal.note("most under-annotated: images estimated (annotated)")
+    for entry in worst:
+        terminal.note(f"  {entry.class_name}: {entry.estimated_images:,.0f} ({entry.positives:,})")
+
+
+@app.command()
+def compare(
+    first: Annotated[Path, typer.Argument(help="a prior csv", metavar="A")],
+    second: Annotated[Path, typer.Argument(help="a prior csv, or a store", metavar="B")],
+    as_json: JsonOption = False,
+) -> None:
+    """Compare a prior with another, or with the frequencies in a store."""
+    from partlabel.estimate import compared
+
+    with _warnings_shown():
+        one = Prior.read(first)
+        if second.is_dir():
+            store = LabelStore.open(second)
+            two, classes = count_prior(store), store.classes
+        else:
+            two = Prior.read(second)
+            names = [entry.class_name for entry in two.classes.values()]
+            classes = ClassTable(two.classes, names)
+    found = compared(one, two, classes)
+    if as_json:
+        _print_json(found)
+        return
+    sums = " and ".join(f"{total:.2f}" for total in found["sums"])
+    terminal.note(f"{found['classes']} classes; sums of priors {sums}")
+    terminal.note(f"Spearman {found['spearman']:.3f}")
+    curve = ", ".join(f"{n}: {value:.2f}" for n, value in found["spearman_top"].items())
+    terminal.note(f"Spearman over the n most frequent of B: {curve}")
+    terminal.note(f"of the 10 most frequent {found['top_10_overlap']} agree")
+    terminal.note(f"mean absolute error {found['mean_absolute_error']:.4f}")
+
+
+def _print_json(found: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(_without_nan(found), indent=2) + "\n")
+
+
+def _without_nan(value: Any) -> Any:
+    """Json has no NaN."""
+    if isinstance(value, dict):
+        return {key: _without_nan(entry) for key, entry in value.items()}
+    return None if isinstance(value, float) and value != value else value
+
+
+class _warnings_shown(warnings.catch_warnings):  # noqa: N801  # used as a statement
+    """Print warnings as ours instead of Python's."""
+
+    def __enter__(self) -> Any:
+        entered = super().__enter__()
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = lambda message, *_, **__: terminal.warning(str(message), aside=True)
+        return entered
