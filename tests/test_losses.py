@@ -720,6 +720,7 @@ def test_works_without_values(name: str, params: Params, reduction: str) -> None
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @every_case
 def test_on_a_gpu_it_is_the_same_and_waits_for_nothing(name: str, params: Params) -> None:
