@@ -105,18 +105,14 @@ def _peak(step: Callable[[], float], *, cuda: bool) -> float:
         before = torch.cuda.memory_allocated()
         step()
         return (torch.cuda.max_memory_allocated() - before) / 2**20
-    refs = Path("/proc/self/clear_refs")
-    if not refs.exists():
-        return float("nan")
-    refs.write_text("5")  # forget the high-water mark
-    before = _kib("VmRSS")
-    step()
-    return max(_kib("VmHWM") - before, 0) / 1024
-
-
-def _kib(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(name))
+    # Freed memory stays mapped, so the process's size says nothing: add up what torch allocates.
+    with torch.profiler.profile(profile_memory=True) as profile:
+        step()
+    events = profile.profiler.kineto_results.events()
+    changes = [
+        e.nbytes() for e in sorted(events, key=lambda e: e.start_ns()) if e.name() == "[memory]"
+    ]
+    return float(np.cumsum([0, *changes]).max() / 2**20)
 
 
 def contenders(

@@ -191,7 +191,7 @@ class _OpenImages:
                     name = self.ids[which] if which >= 0 else f"/m/other{which}"
                     number = self.truth.numbers[image]
                     lines.append([self.spelt(number), by, name, confidence])
-            if kind == "machine" and len(lines) == 1:
+            if rows and len(lines) == 1:
                 continue  # a file without rows is refused
             paths.append(self.write(self.folder / _oi_label_name(self.version, split, kind), lines))
         return paths

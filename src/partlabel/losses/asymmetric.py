@@ -58,15 +58,21 @@ class PartialAsymmetric(PartialLoss):
         self.detach_focus = switch("detach_focus", detach_focus)
 
     def terms(self, logits: Tensor, states: Tensor) -> Tensor:
-        present = states > 0
+        present, unknown = states > 0, states == 0
         # A present label at z costs what an absent one costs at -z, so one formula serves both.
         margin = torch.where(present, -logits, logits)
         term = self._cross_entropy(margin, present)
-        focus = self._focus(margin, states)
-        if focus is not None:
-            term = term * focus
-        weight = self._alpha(states, term.dtype)
+        # All factors go into one weight: where none has a gradient, backward passes them once.
+        weight = self._focus(margin, present, unknown)
+        weight = _product(weight, self._alpha(present, unknown, term))
+        weight = self.unknown_weight(weight, logits.detach(), unknown)
         return term if weight is None else term * weight
+
+    def unknown_weight(
+        self, weight: Tensor | None, logits: Tensor, unknown: Tensor
+    ) -> Tensor | None:
+        """Change the weight of unknown labels; None stands for one."""
+        return weight
 
     def _cross_entropy(self, margin: Tensor, present: Tensor) -> Tensor:
         plain = absent_term(margin)
@@ -76,32 +82,29 @@ class PartialAsymmetric(PartialLoss):
         shifted = -torch.log1p(-(probability - self.clip).clamp(min=0.0))
         return torch.where(present, plain, shifted)
 
-    def _focus(self, margin: Tensor, states: Tensor) -> Tensor | None:
+    def _focus(self, margin: Tensor, present: Tensor, unknown: Tensor) -> Tensor | None:
         gammas = (self.gamma_pos, self.gamma_neg, self.gamma_unknown)
         if gammas == (0.0, 0.0, 0.0):
             return None
         base = margin.detach() if self.detach_focus else margin
         probability = base.sigmoid()
         if not self.clip:
-            powers = {gamma: _power(probability, base, gamma, exact=True) for gamma in set(gammas)}
-            return _by_state(states, *(powers[gamma] for gamma in gammas))
+            powers = {gamma: _power(probability, base, gamma) for gamma in set(gammas)}
+            return _by_state(present, unknown, *(powers[gamma] for gamma in gammas))
         above = probability > self.clip
         # At zero a power below one has no derivative: put one there and take it out after.
         shifted = torch.where(above, probability - self.clip, 1.0)
-        absent, unknown = (
-            torch.where(above, _power(shifted, base, gamma, exact=False), 0.0)
-            for gamma in gammas[1:]
-        )
-        present = _power(probability, base, self.gamma_pos, exact=True)
-        return _by_state(states, present, absent, unknown)
+        clipped = {
+            gamma: torch.where(above, power(shifted, gamma), 0.0) for gamma in set(gammas[1:])
+        }
+        kept = _power(probability, base, self.gamma_pos)
+        return _by_state(present, unknown, kept, clipped[gammas[1]], clipped[gammas[2]])
 
-    def _alpha(self, states: Tensor, dtype: torch.dtype) -> Tensor | None:
+    def _alpha(self, present: Tensor, unknown: Tensor, like: Tensor) -> Tensor | None:
         alphas = (self.alpha_pos, self.alpha_neg, self.alpha_unknown)
         if alphas == (1.0, 1.0, 1.0):
             return None
-        return _by_state(
-            states, *(torch.full((), a, dtype=dtype, device=states.device) for a in alphas)
-        )
+        return _by_state(present, unknown, *(like.new_full((), alpha) for alpha in alphas))
 
 
 class Asymmetric(PartialAsymmetric):
@@ -127,21 +130,35 @@ class Asymmetric(PartialAsymmetric):
         choice("unknown", unknown, get_args(Unknown))
         self.unknown = unknown
 
-    def terms(self, logits: Tensor, states: Tensor) -> Tensor:
-        term = super().terms(logits, states)
-        return term if self.unknown == "negative" else torch.where(states == 0, 0.0, term)
+    def unknown_weight(
+        self, weight: Tensor | None, logits: Tensor, unknown: Tensor
+    ) -> Tensor | None:
+        """Ignore unknown labels where that is wanted."""
+        return weight if self.unknown == "negative" else without(weight, unknown, logits)
 
 
-def _power(probability: Tensor, margin: Tensor, gamma: float, *, exact: bool) -> Tensor:
-    if gamma == 0.0:
-        return torch.ones_like(probability)
-    if exact and gamma != int(gamma):
-        # p^gamma through log p: below one the power has no derivative at p = 0, this has.
-        return torch.exp(gamma * torch.nn.functional.logsigmoid(margin))
-    return power(probability, gamma)
+def without(weight: Tensor | None, ignored: Tensor, like: Tensor) -> Tensor:
+    """A weight with zeros where a label is ignored; None stands for one."""
+    return (~ignored).to(like.dtype) if weight is None else torch.where(ignored, 0.0, weight)
 
 
-def _by_state(states: Tensor, present: Tensor, absent: Tensor, unknown: Tensor) -> Tensor:
-    if absent is unknown:
-        return absent if present is absent else torch.where(states > 0, present, absent)
-    return torch.where(states > 0, present, torch.where(states < 0, absent, unknown))
+def _product(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    if first is None or second is None:
+        return second if first is None else first
+    return first * second
+
+
+def _power(probability: Tensor, margin: Tensor, gamma: float) -> Tensor:
+    if gamma == int(gamma):
+        return power(probability, gamma)
+    # Through log p: below one the power has no derivative at p = 0, this has.
+    return torch.exp(gamma * torch.nn.functional.logsigmoid(margin))
+
+
+def _by_state(
+    present: Tensor, unknown: Tensor, of_present: Tensor, of_absent: Tensor, of_unknown: Tensor
+) -> Tensor:
+    rest = of_unknown
+    if of_absent is not of_unknown:
+        rest = torch.where(unknown, of_unknown, of_absent)
+    return rest if of_present is rest else torch.where(present, of_present, rest)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from partlabel.losses.asymmetric import PartialAsymmetric
+from partlabel.losses.asymmetric import PartialAsymmetric, without
 from partlabel.losses.base import choice, class_vector, number, whole
 
 
@@ -64,35 +64,34 @@ class Selective(PartialAsymmetric):
             raise ValueError('prior must be given for prior_mode="soft", got None')
         self.register_buffer("prior", None if prior is None else class_vector("prior", prior))
 
-    def terms(self, logits: Tensor, states: Tensor) -> Tensor:
-        term = super().terms(logits, states)
+    def unknown_weight(
+        self, weight: Tensor | None, logits: Tensor, unknown: Tensor
+    ) -> Tensor | None:
+        """Ignore the unknown labels that are probably present, or weigh them by their class."""
         if self.prior is not None and self.prior_mode == "soft":
-            weight = torch.exp(-self.prior_alpha * self._prior_for(logits))
-            term = term * torch.where(states == 0, weight, 1.0)
-        ignored = self.ignored(logits.detach(), states)
-        return term if ignored is None else torch.where(ignored, 0.0, term)
+            soft = torch.where(unknown, torch.exp(-self.prior_alpha * self._prior_for(logits)), 1.0)
+            weight = soft if weight is None else weight * soft
+        ignored = self.ignored(logits, unknown)
+        return weight if ignored is None else without(weight, ignored, logits)
 
-    def ignored(self, logits: Tensor, states: Tensor) -> Tensor | None:
+    def ignored(self, logits: Tensor, unknown: Tensor) -> Tensor | None:
         """Where an unknown label is ignored (B, C); None where none can be."""
-        chosen = self.likely(logits, states)
-        if self.prior is not None and self.prior_mode == "hard":
-            frequent = self._prior_for(logits) > self.prior_threshold
-            chosen = frequent.expand(logits.shape) if chosen is None else chosen | frequent
-        return None if chosen is None else chosen & (states == 0)
+        chosen = self.likely(logits, unknown)
+        if self.prior is None or self.prior_mode == "soft":
+            return chosen
+        frequent = unknown & (self._prior_for(logits) > self.prior_threshold)
+        return frequent if chosen is None else chosen | frequent
 
-    def likely(self, logits: Tensor, states: Tensor) -> Tensor | None:
-        """Where a logit is among the largest of the unknown labels of its image (or batch).
-
-        Where no more labels are unknown than wanted, it is true of every label, known ones too.
-        """
+    def likely(self, logits: Tensor, unknown: Tensor) -> Tensor | None:
+        """Where an unknown label is among the most likely of its image (or batch)."""
         if self.top_k == 0 or logits.numel() == 0:
             return None
-        scores = logits.masked_fill(states != 0, float("-inf"))
-        if self.scope == "batch":
-            scores = scores.reshape(1, -1)
-        count = min(self.top_k * (logits.shape[0] if self.scope == "batch" else 1), scores.shape[1])
-        threshold = scores.topk(count, dim=1, sorted=False).values.amin(1, keepdim=True)
-        return (scores >= threshold).reshape(logits.shape)
+        scores = torch.where(unknown, logits, float("-inf"))
+        ranked = scores.reshape(1, -1) if self.scope == "batch" else scores
+        count = min(self.top_k * (len(logits) if self.scope == "batch" else 1), ranked.shape[1])
+        threshold = ranked.topk(count, dim=1, sorted=False).values.amin(1, keepdim=True)
+        # Where fewer are unknown than wanted the threshold is -inf, and known labels have that too.
+        return scores >= threshold.clamp(min=torch.finfo(logits.dtype).min)
 
     def _prior_for(self, logits: Tensor) -> Tensor:
         assert self.prior is not None
