@@ -30,6 +30,8 @@ from partlabel.errors import (
 from partlabel.readers import READERS, import_labels
 from partlabel.store import LabelStore
 
+pytestmark = pytest.mark.slow  # the whole file: many processes, many bytes
+
 A, B, C = ("000000000000000a", "000000000000000b", "000000000000000c")
 BOM = b"\xef\xbb\xbf"
 EMPTY_GZIP = gzip.compress(b"", mtime=0)

@@ -25,6 +25,8 @@ from partlabel.readers import import_labels
 from partlabel.store import LabelStore
 from partlabel.tables import ClassTable, ImageTable
 
+pytestmark = pytest.mark.slow  # the whole file: many processes, many bytes
+
 WAIT = 30.0  # seconds until a process that should have got somewhere is given up
 
 # A command line that stops at a chosen point, says so, and waits there to be ended.

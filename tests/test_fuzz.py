@@ -22,6 +22,8 @@ from partlabel.readers import READERS, import_labels, scan_csv, scan_json
 from tests import formats
 from tests.formats import Shape, Truth, Variant, Written
 
+pytestmark = pytest.mark.slow  # the whole file: many processes, many bytes
+
 ROUNDS = 160
 TOKENS = (
     b'"',

@@ -14,10 +14,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partlabel import ClassTable, Prior
+from partlabel import ClassTable, ImageTable, Prior
 from partlabel.agreement import ranks, spearman, spearman_curve, top_overlap
 from partlabel.errors import ClassMismatchError, DataError
-from partlabel.estimate import LogitHistogram, RunningMean, estimate_prior
+from partlabel.estimate import (
+    LogitHistogram,
+    RunningMean,
+    estimate_prior,
+    predicted,
+    sample_rows,
+)
 from partlabel.prior import ClassPrior, count_prior
 from partlabel.store import ClassCounts
 from tests.conftest import MakeStore
@@ -167,6 +173,25 @@ class TestEstimate:
             estimate_prior([], ClassTable(["a"]), counts, images=1)
         with pytest.raises(ValueError, match="use must be mean or em, got 'max'"):
             estimate_prior([torch.zeros(1, 1)], ClassTable(["a"]), counts, images=1, use="max")
+
+    def test_a_model_predicts_in_eval_mode_and_is_left_as_it_was(self) -> None:
+        model = torch.nn.Sequential(torch.nn.Dropout(0.9), torch.nn.Linear(4, 2)).train()
+        images = torch.randn(10, 4)
+        seen = predicted(model, images.split(3), num_classes=2)
+        assert model.training
+        expected = model[1](images).sigmoid().mean(0).tolist()
+        assert seen.mean().tolist() == pytest.approx(expected, abs=1e-6)
+
+    def test_a_sample_depends_on_seed_and_ids_alone(self) -> None:
+        ids = [f"{i}.jpg" for i in range(50)]
+        here, there = ImageTable.make(ids), ImageTable.make(ids[::-1])
+        one, two, three = (
+            sample_rows(table, 10, seed=seed) for table, seed in ((here, 0), (there, 0), (here, 1))
+        )
+        assert {ids[i] for i in one} == {ids[::-1][i] for i in two}
+        assert set(one) != set(three)
+        assert sorted(set(one)) == one.tolist()
+        assert sample_rows(here, 99, seed=0).tolist() == list(range(50))
 
     def test_running_mean(self) -> None:
         running = RunningMean(2)

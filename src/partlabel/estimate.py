@@ -16,12 +16,13 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch import distributed as dist
 
+from partlabel import draw
 from partlabel.prior import ClassPrior, Prior
 from partlabel.store import ClassCounts
-from partlabel.tables import ClassTable
+from partlabel.tables import ClassTable, ImageTable, Rows
 
 BINS = 1024
 REACH = 16.0  # beyond this sigmoid is 0 or 1 to seven digits
@@ -117,6 +118,38 @@ class LogitHistogram:
             if done:
                 break
         return np.asarray(prior)
+
+
+def predicted(
+    model: nn.Module,
+    batches: Iterable[Tensor],
+    *,
+    num_classes: int,
+    device: torch.device | str = "cpu",
+) -> LogitHistogram:
+    """One pass of a trained model over images: the "final" estimate of the paper.
+
+    The model (its EMA weights, where there are any) predicts in eval mode and is left in the mode
+    it was in. For a sample of a large set see :func:`sample_rows`.
+    """
+    seen = LogitHistogram(num_classes, device)
+    training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            for images in batches:
+                seen.update(model(images.to(device)))
+    finally:
+        model.train(training)
+    return seen
+
+
+def sample_rows(images: ImageTable, count: int, *, seed: int) -> Rows:
+    """A seeded sample of images, chosen by their ids, in the order of the store."""
+    if count >= len(images):
+        return np.arange(len(images), dtype=np.int64)
+    keys = draw.image_keys(images, seed=seed, purpose="prior")
+    return np.sort(np.argpartition(keys, count)[:count])
 
 
 class RunningMean:
