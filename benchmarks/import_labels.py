@@ -42,18 +42,19 @@ POLARS = """
 import sys, numpy as np, polars as pl
 frame = (
     pl.scan_csv(sys.argv[1], schema_overrides={"Confidence": pl.Float32})
-    .select("ImageID", pl.col("LabelName").cast(pl.Categorical), "Confidence")
-    .with_columns(
-        image=pl.col("ImageID").rank("dense").cast(pl.UInt32) - 1,
-        code=pl.col("LabelName").to_physical().cast(pl.UInt16),
+    .select(
+        image=pl.col("ImageID").str.to_integer(base=16, dtype=pl.UInt64),
+        code=pl.col("LabelName").cast(pl.Categorical).to_physical().cast(pl.UInt16),
+        absent=pl.col("Confidence") == 0,
     )
-    .select("image", "code", "Confidence")
     .sort("image")
     .collect(engine="streaming")
 )
-codes = frame["code"].to_numpy() | (frame["Confidence"].to_numpy() == 0) * np.uint16(1 << 15)
-indptr = np.concatenate([[0], np.cumsum(np.bincount(frame["image"].to_numpy()))])
-print(len(indptr) - 1, len(codes))
+codes = frame["code"].to_numpy() | frame["absent"].to_numpy() * np.uint16(1 << 15)
+image = frame["image"].to_numpy()
+starts = np.flatnonzero(np.concatenate([[True], image[1:] != image[:-1]]))
+indptr = np.append(starts, len(image))
+print(len(starts), len(codes))
 """
 
 BATCH = """
