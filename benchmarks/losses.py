@@ -93,14 +93,15 @@ def measure(call: Call, logits: Tensor, states: Tensor) -> tuple[list[float], fl
 
     step()
     first = step()
-    peak = _peak(step, cuda=cuda)
+    peak = _peak(step, logits, cuda=cuda)
     runs = int(np.clip(1500 / max(first, 0.01), 5, 200))
     return [step() for _ in range(runs)], peak
 
 
-def _peak(step: Callable[[], float], *, cuda: bool) -> float:
+def _peak(step: Callable[[], float], logits: Tensor, *, cuda: bool) -> float:
     gc.collect()
     if cuda:
+        logits.grad = None  # it is made anew in each step, so its memory counts
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         step()

@@ -1313,3 +1313,43 @@ def test_smoothed_ce_softens_by_the_nearest_label() -> None:
     loss(logits, states).sum().backward()
     assert logits.grad is not None
     assert logits.grad[0, 2] < 0.25 * logits.grad[0, 3]
+
+
+def test_large_loss_remembers_the_largest_of_those_that_tie() -> None:
+    loss = build_loss("large_loss", variant="permanent", delta=0.25)
+    logits = torch.tensor([[5.0, 0, 0, 0], [1, 1, 1, 1]])
+    states = torch.zeros(2, 4, dtype=torch.int8)
+    rows = torch.tensor([0, 1])
+    loss(logits, states, epoch=1, index=rows)
+    terms = build_loss("large_loss", variant="permanent", delta=0.25, reduction="none")
+    terms.load_state_dict(loss.state_dict())
+    later = terms(torch.zeros(2, 4), states, epoch=2, index=rows)
+    assert later[0, 0] == pytest.approx(math.log(2))
+    assert loss.get_extra_state()["fresh"].tolist().count(0) == 1  # row 0, class 0
+
+
+@pytest.mark.parametrize("spread", [0.02, 1.0, 30.0])
+def test_entropy_max_labels_the_planned_share_of_each_class(spread: float) -> None:
+    images, epochs = 400, 6
+    loss = build_loss("entropy_max", num_images=images, num_classes=2, warmup=1, epochs=epochs)
+    rng = torch.Generator().manual_seed(0)
+    scores = -8 + spread * torch.randn(images, 2, generator=rng)
+    states = torch.zeros(images, 2, dtype=torch.int8)
+    shares = []
+    for epoch in range(epochs):
+        for rows in torch.arange(images).split(64):
+            loss(scores[rows], states[rows], epoch=epoch, index=rows)
+        shares.append((~loss.labels.isnan()).double().mean(0).min().item())
+    assert shares[0] == 0.0
+    assert shares == sorted(shares)
+    assert shares[-1] == pytest.approx(0.9, abs=0.11)
+
+
+def test_a_clip_too_small_for_float32_is_refused() -> None:
+    with pytest.raises(ValueError, match="clip must be 0 or at least 1e-6, got 1e-08"):
+        build_loss("asymmetric", clip=1e-8)
+    loss = build_loss("asymmetric", clip=1e-6)
+    logits = torch.full((1, 2), 1e4, requires_grad=True)
+    loss(logits, torch.tensor([[0, -1]], dtype=torch.int8)).backward()
+    assert logits.grad is not None
+    assert logits.grad.isfinite().all()

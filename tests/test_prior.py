@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partlabel import ClassTable, ImageTable, Prior
+from partlabel import ClassTable, ImageTable, Prior, build_loss
 from partlabel.agreement import ranks, spearman, spearman_curve, top_overlap
 from partlabel.errors import ClassMismatchError, DataError
 from partlabel.estimate import (
@@ -25,7 +25,8 @@ from partlabel.estimate import (
     sample_rows,
 )
 from partlabel.prior import ClassPrior, count_prior
-from partlabel.store import ClassCounts
+from partlabel.scores import read_scores
+from partlabel.store import ClassCounts, LabelStore
 from tests.conftest import MakeStore
 from tests.test_cli import partlabel
 
@@ -42,18 +43,23 @@ def exact_mean(column: list[float]) -> float:
     return sum(1 / (1 + math.exp(-z)) for z in column) / len(column)
 
 
-def exact_em(column: list[float], trained_at: float, steps: int = 400) -> float:
-    """Saerens' iteration on the posteriors themselves, in plain floats."""
+def exact_em(column: list[float], trained_at: float) -> float:
+    """Where Saerens' iteration comes to rest, in plain floats: the top of its likelihood."""
     posteriors = [1 / (1 + math.exp(-z)) for z in column]
-    prior = sum(posteriors) / len(posteriors)
-    for _ in range(steps):
-        moved = 0.0
+
+    def moved(prior: float) -> float:
+        total = 0.0
         for p in posteriors:
             up = p * prior / trained_at
             down = (1 - p) * (1 - prior) / (1 - trained_at)
-            moved += up / (up + down)
-        prior = moved / len(posteriors)
-    return prior
+            total += up / (up + down)
+        return total / len(posteriors)
+
+    low, high = 1e-12, 1 - 1e-12
+    for _ in range(80):  # the iteration moves up below its fixed point, and down above
+        middle = (low + high) / 2
+        low, high = (middle, high) if moved(middle) > middle else (low, middle)
+    return (low + high) / 2
 
 
 class TestHistogram:
@@ -74,13 +80,27 @@ class TestHistogram:
         seen = LogitHistogram(1)
         seen.update(torch.tensor(columns, dtype=torch.float64).T)
         assert seen.mean()[0] == pytest.approx(exact_mean(columns[0]), abs=1e-3)
-        corrected = seen.corrected(np.array([share]), steps=400, tolerance=0.0)
+        corrected = seen.corrected(np.array([share]))
         assert corrected[0] == pytest.approx(exact_em(columns[0], share), abs=1e-3)
 
     def test_a_bin_far_from_its_centre_does_not_bias(self) -> None:
         seen = LogitHistogram(1)
         seen.update(torch.full((1000, 1), 1 / 32 - 1e-6))  # all at the edge of one bin
         assert seen.mean()[0] == pytest.approx(exact_mean([1 / 32 - 1e-6]), abs=1e-9)
+
+    def test_the_correction_is_converged_where_em_takes_thousands_of_steps(self) -> None:
+        rng = np.random.default_rng(0)
+        x = rng.normal(np.where(rng.random(4000) < 0.05, 0.1, -0.1), 1.0)
+        seen = LogitHistogram(1)
+        seen.update(torch.from_numpy(0.2 * x)[:, None])
+        expected = exact_em((0.2 * x).tolist(), 0.5)
+        assert seen.corrected(np.array([0.5]))[0] == pytest.approx(expected, abs=1e-3)
+
+    def test_nan_is_refused_when_it_is_read(self) -> None:
+        seen = LogitHistogram(2)
+        seen.update(torch.tensor([[0.0, float("nan")]]))
+        with pytest.raises(ValueError, match="logits of class 1 had NaN"):
+            seen.mean()
 
     def test_batches_merging_and_dtype_do_not_matter(self) -> None:
         logits = torch.randn(60, 4, generator=torch.Generator().manual_seed(0)).double() * 5
@@ -113,14 +133,20 @@ class TestHistogram:
     def test_two_processes_see_what_one_sees(self, tmp_path: Path) -> None:
         script = """
 import sys, torch, numpy as np, torch.distributed as dist
-from partlabel.estimate import LogitHistogram
+from partlabel import ClassTable
+from partlabel.estimate import LogitHistogram, RunningMean, estimate_prior, predicted
+from partlabel.store import ClassCounts
 rank, folder = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", init_method=f"file://{folder}/sync", rank=rank, world_size=2)
 logits = torch.randn(50, 3, generator=torch.Generator().manual_seed(0)) * 4
-seen = LogitHistogram(3)
-seen.update(logits[:13] if rank == 0 else logits[13:])
-seen.all_reduce()
-np.save(f"{folder}/{rank}.npy", np.concatenate([seen.mean(), seen.corrected(np.full(3, 0.5))]))
+own = logits[:13] if rank == 0 else logits[13:]
+half = ClassCounts(np.full(3, 10), np.full(3, 10))
+prior = estimate_prior([own], ClassTable("abc"), half, images=50, use="em")
+running = RunningMean(3)
+running.update(own)
+running.all_reduce()
+seen = predicted(torch.nn.Identity(), [own], num_classes=3)
+np.save(f"{folder}/{rank}.npy", np.concatenate([seen.mean(), prior.values, running.mean()]))
 dist.destroy_process_group()
 """
         command = [sys.executable, "-c", script]
@@ -129,7 +155,8 @@ dist.destroy_process_group()
         logits = torch.randn(50, 3, generator=torch.Generator().manual_seed(0)) * 4
         one = LogitHistogram(3)
         one.update(logits)
-        expected = np.concatenate([one.mean(), one.corrected(np.full(3, 0.5))])
+        whole = logits.double().sigmoid().mean(0).numpy()
+        expected = np.concatenate([one.mean(), one.corrected(np.full(3, 0.5)), whole])
         for rank in range(2):
             assert np.allclose(np.load(tmp_path / f"{rank}.npy"), expected, rtol=0, atol=1e-12)
 
@@ -198,6 +225,24 @@ class TestEstimate:
         running.update(torch.tensor([[0.0, 9.0]]))
         running.update(torch.tensor([[2.0, 9.0], [0.0, 9.0]]))
         assert running.mean()[0] == pytest.approx(exact_mean([0.0, 2.0, 0.0]), abs=1e-12)
+        again = RunningMean(2)
+        again.load_state_dict(running.state_dict())
+        counts = ClassCounts(np.array([1, 1]), np.array([1, 1]))
+        prior = estimate_prior(again, ClassTable(["a", "b"]), counts, images=3)
+        assert prior.classes["a"].method == "running"
+        assert prior.values == pytest.approx(running.mean())
+        with pytest.raises(ValueError, match="use must be mean for a running mean"):
+            estimate_prior(again, ClassTable(["a", "b"]), counts, images=3, use="em")
+
+    def test_scores_that_tell_nothing_are_warned_about(self) -> None:
+        counts = ClassCounts(np.array([5]), np.array([5]))
+        with pytest.warns(UserWarning, match="puts 1 of 1 classes at 0 or 1"):
+            estimate_prior([torch.full((9, 1), 2.0)], ClassTable(["a"]), counts, images=9, use="em")
+
+    def test_a_class_without_positives_is_not_corrected(self) -> None:
+        counts = ClassCounts(np.array([0]), np.array([5]))
+        prior = estimate_prior([torch.zeros(9, 1)], ClassTable(["a"]), counts, images=9, use="em")
+        assert prior.classes["a"].method == "mean"
 
     def test_counting_is_the_naive_prior(self, make_store: MakeStore) -> None:
         prior = count_prior(make_store([[1, 0], [1, -1], [0, 0], [-1, 0]]))
@@ -251,14 +296,33 @@ class TestPrior:
         ):
             prior.align(ClassTable(["cat", "pers"]))
 
+    def test_ids_that_mean_other_classes_are_refused(self) -> None:
+        lvis = Prior([ClassPrior(class_id="1", class_name="airplane", prior=0.1, method="given")])
+        with pytest.raises(ClassMismatchError, match="class 1 is 'person' here and 'airplane'"):
+            lvis.align(ClassTable(["1"], ["person"]))
+        twice = Prior([entry("bat", 0.1), entry("cat", 0.2)])
+        with pytest.raises(ClassMismatchError, match="lacks 2 of 2"):
+            twice.align(ClassTable(["7", "8"], ["Bat", "Bat"]))
+
+    def test_a_threshold_means_the_same_in_every_dtype(self) -> None:
+        prior = Prior([entry("a", 0.9), entry("b", 0.3), entry("c", 0.1)])
+        classes = ClassTable(["a", "b", "c"])
+        for dtype in (torch.float32, torch.float64, torch.bfloat16):
+            settings = {"prior": prior.align(classes), "prior_threshold": prior.threshold(top_n=1)}
+            loss = build_loss("selective", top_k=0, **settings).to(dtype)
+            terms = loss.terms(
+                torch.zeros(1, 3, dtype=dtype).float(), torch.zeros(1, 3).to(torch.int8)
+            )
+            assert terms.eq(0).tolist() == [[True, False, False]]
+
     def test_thresholds(self) -> None:
         prior = Prior(
             [entry(name, p) for name, p in zip("abcd", (0.1, 0.8, 0.4, 0.2), strict=True)]
         )
         for n in range(5):
             assert (prior.values > prior.threshold(top_n=n)).sum() == n
-        assert prior.threshold(value=0.3) == 0.3
-        assert prior.threshold(quantile=1.0) == 0.8
+        assert prior.threshold(value=0.3) == pytest.approx(0.3)
+        assert prior.threshold(quantile=1.0) == pytest.approx(0.8)
         for wrong in ({}, {"value": 0.1, "top_n": 2}, {"quantile": 2.0}, {"top_n": -1}):
             with pytest.raises(ValueError, match=r"give one of|quantile|top_n"):
                 prior.threshold(**wrong)
@@ -322,7 +386,7 @@ class TestCommands:
             ("p.npy", ["--scores-are", "probabilities"]),
         ):
             command = ("prior", "estimate", "--scores", name, "--labels", store, "-o", "p.csv")
-            done = partlabel(*command, *more)
+            done = partlabel(*command, "--overwrite", *more)
             assert "p.csv: 3 classes" in done.stdout
             assert "1 of 3 classes have no verified negative" in done.stderr
             texts.append(Path("p.csv").read_text())
@@ -359,6 +423,37 @@ class TestCommands:
         assert text in done.stderr
         assert len(done.stderr.splitlines()) == 1
         assert not Path("prior.csv").exists()
+
+    def test_lists_of_other_lengths_are_refused(self, store: Path) -> None:
+        table = pa.table({"image_id": ["img0", "img1"], "scores": [[0.0] * 4, [0.0] * 2]})
+        pq.write_table(table, "x.parquet")
+        done = partlabel("prior", "estimate", "--scores", "x.parquet", "--labels", store, code=2)
+        assert "a list in 'scores' has 4 entries; the store has 3 classes" in done.stderr
+
+    def test_hex_ids_are_read_as_such(self, in_tmp: Path, make_store: MakeStore) -> None:
+        ids = np.array([0x12, 0xAB], np.uint64)
+        make_store([[1, -1], [-1, 1]], ids=ids).save("hex.labels")
+        texts = ["00000000000000ab", "0000000000000012"]
+        pq.write_table(
+            pa.table({"image_id": texts, "scores": [[1.0, 2.0], [3.0, 4.0]]}), "x.parquet"
+        )
+        partlabel("prior", "estimate", "--scores", "x.parquet", "--labels", "hex.labels")
+        found = [
+            (rows.tolist(), values.tolist())
+            for rows, values in read_scores("x.parquet", LabelStore.open("hex.labels"))
+        ]
+        assert found == [([1, 0], [[1.0, 2.0], [3.0, 4.0]])]
+
+    def test_the_output_is_checked_before_the_work(self, store: Path) -> None:
+        np.save("x.npy", np.full((4, 3), 0.5))
+        command = ("prior", "estimate", "--scores", "x.npy", "--labels", store)
+        assert "there is no folder" in partlabel(*command, "-o", "no/p.csv", code=2).stderr
+        assert "say --scores-are probabilities?" in partlabel(*command).stderr
+        assert "prior.csv exists" in partlabel(*command, code=2).stderr
+
+    def test_a_partial_store_is_not_taken_for_the_truth(self, store: Path) -> None:
+        Path("a.csv").write_text("class_id,prior\nc0,0.3\nc1,0.2\nc2,0.1\n")
+        assert "is not complete" in partlabel("prior", "compare", "a.csv", store).stderr
 
     def test_scores_of_other_images(self, store: Path) -> None:
         table = pa.table({"image_id": ["other"], "scores": [[0.0, 0.0, 0.0]]})

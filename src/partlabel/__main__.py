@@ -1,6 +1,6 @@
 """``python -m partlabel``: the same as the command ``partlabel``."""
 
-from partlabel.cli import main
+from partlabel.cli import run
 
 if __name__ == "__main__":
-    main()
+    run()

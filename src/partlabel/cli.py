@@ -200,7 +200,7 @@ def _report(path: Path, store: LabelStore) -> None:
 
 def _report_images(store: LabelStore) -> None:
     """Say how many of the images are where they are said to be."""
-    there, looked_for = images_found(store)
+    there, looked_for, missing = images_found(store)
     sampled = " (a sample)" if looked_for < len(store) else ""
     text = f"{there:,} of {looked_for:,} images{sampled} found in {store.origin.image_root}"
     if not looked_for:
@@ -208,9 +208,8 @@ def _report_images(store: LabelStore) -> None:
     elif there == looked_for:
         terminal.note(text)
     else:
-        example = store.images.paths([0])[0]
         terminal.warning(
-            f"{text}; looked for {example} and the like, see --images and --path-template"
+            f"{text}; there is no {missing}, for one: see --images and --path-template"
         )
 
 
@@ -232,6 +231,8 @@ def _add_simulation(name: str, scheme: Callable[..., LabelStore]) -> None:
         refuse_existing(target, overwrite=overwrite)
         full = LabelStore.open(store)
         made = scheme(full if split is None else full.split(split), seed=seed, **own)
+        if split is not None:
+            made.origin.made_by["split"] = split
         made.save(target, overwrite=overwrite)
         _report(target, made)
 
@@ -241,6 +242,20 @@ def _add_simulation(name: str, scheme: Callable[..., LabelStore]) -> None:
 
 for _name, _scheme in simulate.SCHEMES.items():
     _add_simulation(_name, _scheme)
+
+
+def run() -> NoReturn:
+    """Run the command line as a program of its own.
+
+    It ends without tearing the interpreter down: with torch and Arrow in one process that aborts
+    now and then (a thread of theirs is still starting), and the exit code would be lost.
+    """
+    try:
+        main()
+    except SystemExit as ended:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(ended.code if isinstance(ended.code, int) else 1)
 
 
 def main() -> NoReturn:

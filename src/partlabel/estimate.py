@@ -52,7 +52,8 @@ class LogitHistogram:
             want = f"(B, {self.counts.shape[0]})"
             raise ValueError(f"logits must be {want}, got {tuple(logits.shape)}")
         clipped = logits.detach().double().clamp(-REACH, REACH).to(self.counts.device)
-        bins = ((clipped + REACH) * (BINS / (2 * REACH))).long().clamp(max=BINS - 1)
+        # NaN goes into the first bin, where its sum gives it away: see _columns.
+        bins = ((clipped + REACH) * (BINS / (2 * REACH))).nan_to_num(0.0).long().clamp(0, BINS - 1)
         flat = (bins + torch.arange(bins.shape[1], device=bins.device) * BINS).reshape(-1)
         self.counts.view(-1).scatter_add_(0, flat, torch.ones_like(flat))
         self.sums.view(-1).scatter_add_(0, flat, clipped.reshape(-1))
@@ -64,9 +65,7 @@ class LogitHistogram:
 
     def all_reduce(self) -> None:
         """Add up what all processes have seen, where there are several."""
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            dist.all_reduce(self.counts)
-            dist.all_reduce(self.sums)
+        _all_reduce(self.counts, self.sums)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The state, to save."""
@@ -85,6 +84,9 @@ class LogitHistogram:
     def _columns(self) -> tuple[Floats, Floats]:
         """Probability at the mean logit of each bin, and the share of images in it."""
         counts = self.counts.cpu().numpy().astype(np.float64)
+        wrong = np.flatnonzero(~np.isfinite(self.sums.cpu().numpy()).all(1))
+        if len(wrong):
+            raise ValueError(f"logits of class {wrong[0]} had NaN")
         logits = self.sums.cpu().numpy() / np.maximum(counts, 1)
         return 1 / (1 + np.exp(-logits)), counts / max(self.images, 1)
 
@@ -93,31 +95,28 @@ class LogitHistogram:
         probability, share = self._columns()
         return np.asarray((probability * share).sum(1))
 
-    def corrected(
-        self, trained_at: Floats, *, steps: int = 1000, tolerance: float = 1e-9
-    ) -> Floats:
+    def corrected(self, trained_at: Floats, *, steps: int = 60) -> Floats:
         """The prior of each class after correction for the share of positives it was trained at.
+
+        Expectation-maximisation climbs a likelihood that is concave in the prior; its top is found
+        by halving, which needs a fixed number of steps where EM may need thousands.
 
         Args:
             trained_at: (C,) the annotated positives over all annotations of each class; classes
                 with 0 or 1 are not corrected.
-            steps: Iterations at the most.
-            tolerance: Stop when no class moves further than this.
+            steps: How often the interval is halved.
         """
         probability, share = self._columns()
-        prior = (probability * share).sum(1)
         possible = (trained_at > 0) & (trained_at < 1)
         train = np.where(possible, trained_at, 0.5)[:, None]
-        odds = probability / np.maximum(1 - probability, 1e-300) * ((1 - train) / train)
+        up, down = probability / train, (1 - probability) / (1 - train)
+        low, high = np.zeros(len(train)), np.ones(len(train))
         for _ in range(steps):
-            now = np.clip(prior, 1e-12, 1 - 1e-12)[:, None]
-            ratio = odds * (now / (1 - now))
-            moved = (share * ratio / (1 + ratio)).sum(1)
-            done = bool(np.abs(moved - prior)[possible].max(initial=0.0) < tolerance)
-            prior = np.where(possible, moved, prior)
-            if done:
-                break
-        return np.asarray(prior)
+            middle = (low + high) / 2
+            mixed = middle[:, None] * (up - down) + down
+            slope = (share * (up - down) / mixed).sum(1)
+            low, high = np.where(slope > 0, middle, low), np.where(slope > 0, high, middle)
+        return np.where(possible, (low + high) / 2, (probability * share).sum(1))
 
 
 def predicted(
@@ -130,7 +129,8 @@ def predicted(
     """One pass of a trained model over images: the "final" estimate of the paper.
 
     The model (its EMA weights, where there are any) predicts in eval mode and is left in the mode
-    it was in. For a sample of a large set see :func:`sample_rows`.
+    it was in. For a sample of a large set see :func:`sample_rows`. With several processes each
+    gives its own images, and all get what all have seen.
     """
     seen = LogitHistogram(num_classes, device)
     training = model.training
@@ -141,6 +141,7 @@ def predicted(
                 seen.update(model(images.to(device)))
     finally:
         model.train(training)
+    seen.all_reduce()
     return seen
 
 
@@ -171,13 +172,31 @@ class RunningMean:
         self.total += logits.detach().double().sigmoid().sum(0).to(self.total.device)
         self.seen += logits.shape[0]
 
+    def all_reduce(self) -> None:
+        """Add up what all processes have seen, where there are several."""
+        _all_reduce(self.total, self.seen)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The state, to save."""
+        return {"total": self.total, "seen": self.seen}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take a saved state."""
+        self.total.copy_(state["total"])
+        self.seen.copy_(state["seen"])
+
+    @property
+    def images(self) -> int:
+        """How many images were seen, repetitions included."""
+        return int(self.seen)
+
     def mean(self) -> Floats:
         """The mean so far."""
         return np.asarray((self.total / self.seen.clamp(min=1)).cpu().numpy())
 
 
 def estimate_prior(
-    batches: Iterable[Tensor] | LogitHistogram,
+    batches: Iterable[Tensor] | LogitHistogram | RunningMean,
     classes: ClassTable,
     counts: ClassCounts,
     *,
@@ -187,7 +206,8 @@ def estimate_prior(
     """Estimate the prior from logits of an Ignore-mode model.
 
     Args:
-        batches: Logits (B, C) of the images, batch by batch, or a histogram of them.
+        batches: Logits (B, C) of the images, batch by batch (with several processes, of each
+            one's own images); or a histogram or running mean of them, which is used as it is.
         classes: The classes, in the order of the logits.
         counts: The annotations the model was trained on.
         images: How many images the data set has, for the estimated number of images per class.
@@ -198,35 +218,29 @@ def estimate_prior(
     """
     if use not in ("mean", "em"):
         raise ValueError(f"use must be mean or em, got {use!r}")
-    if isinstance(batches, LogitHistogram):
-        seen = batches
-    else:
-        seen = LogitHistogram(len(classes))
-        for logits in batches:
-            seen.update(logits)
+    seen = _seen(batches, len(classes))
     if not seen.images:
         raise ValueError("batches has no images")
-    annotated = np.maximum(counts.positives + counts.negatives, 1)
     mean = seen.mean()
-    em = seen.corrected(counts.positives / annotated)
-    bare = (counts.negatives == 0).tolist()
-    if any(bare):
-        warnings.warn(
-            f"{sum(bare)} of {len(bare)} classes have no verified negative, so that no model can "
-            "estimate them; they get their annotated share",
-            stacklevel=2,
-        )
+    share = counts.positives / np.maximum(counts.positives + counts.negatives, 1)
+    em, method = np.full(len(classes), np.nan), "running"
+    if isinstance(seen, LogitHistogram):
+        em, method = seen.corrected(share), use
+    elif use == "em":
+        raise ValueError("use must be mean for a running mean: it keeps no histogram")
+    bare, possible = counts.negatives == 0, (share > 0) & (share < 1)
+    _warn(bare, possible & ((em < 1e-6) | (em > 1 - 1e-6)) & (use == "em"))
+    used = em if use == "em" else mean
     entries = []
     for i, class_id in enumerate(classes.ids):
-        value = float(
-            counts.positives[i] / max(images, 1) if bare[i] else (mean if use == "mean" else em)[i]
-        )
+        value = float(counts.positives[i] / max(images, 1) if bare[i] else used[i])
+        how = "mean" if method == "em" and not possible[i] else method
         entries.append(
             ClassPrior(
                 class_id=class_id,
                 class_name=classes.names[i],
                 prior=min(value, 1.0),
-                method="count" if bare[i] else use,
+                method="count" if bare[i] else how,
                 mean=float(mean[i]),
                 em=float(em[i]),
                 positives=int(counts.positives[i]),
@@ -235,6 +249,39 @@ def estimate_prior(
             )
         )
     return Prior(entries)
+
+
+def _seen(
+    batches: Iterable[Tensor] | LogitHistogram | RunningMean, classes: int
+) -> LogitHistogram | RunningMean:
+    if isinstance(batches, LogitHistogram | RunningMean):
+        return batches
+    seen = LogitHistogram(classes)
+    for logits in batches:
+        seen.update(logits)
+    seen.all_reduce()
+    return seen
+
+
+def _warn(bare: npt.NDArray[np.bool_], at_the_end: npt.NDArray[np.bool_]) -> None:
+    if bare.any():
+        warnings.warn(
+            f"{bare.sum()} of {len(bare)} classes have no verified negative, so that no model can "
+            "estimate them; they get their annotated share",
+            stacklevel=3,
+        )
+    if at_the_end.any():
+        warnings.warn(
+            f"the correction puts {at_the_end.sum()} of {len(bare)} classes at 0 or 1: their "
+            "scores do not tell positives from negatives",
+            stacklevel=3,
+        )
+
+
+def _all_reduce(*tensors: Tensor) -> None:
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        for tensor in tensors:
+            dist.all_reduce(tensor)
 
 
 def compared(first: Prior, second: Prior, classes: ClassTable) -> dict[str, Any]:

@@ -66,6 +66,7 @@ def merge(first: LabelStore, second: LabelStore) -> LabelStore:
             *first.origin.notes,
             *second.origin.notes,
             f"{conflicts:,} labels on which the two stores disagree; the first was believed",
+            *_roots(first, second),
         ),
     )
     return LabelStore(
@@ -76,6 +77,13 @@ def merge(first: LabelStore, second: LabelStore) -> LabelStore:
         complete=complete,
         origin=origin,
     )
+
+
+def _roots(first: LabelStore, second: LabelStore) -> tuple[str, ...]:
+    roots = (first.origin.image_root, second.origin.image_root)
+    if None in roots or roots[0] == roots[1]:
+        return ()
+    return (f"image paths are relative to {roots[0]}; those of the second store to {roots[1]}",)
 
 
 Triples = tuple[npt.NDArray[Any], ...]
@@ -134,6 +142,6 @@ def _compare(one: Triples, two: Triples, classes: int) -> tuple[npt.NDArray[np.b
 
 def _denied(one: Triples, two: Triples, classes: int) -> int:
     """Positives of the first that the second, being complete, denies by not listing them."""
-    listed = np.sort(two[0] * classes + two[1])
+    listed = two[0] * classes + two[1]
     positives = (one[0] * classes + one[1])[~one[2]]
     return int((~np.isin(positives, listed)).sum())

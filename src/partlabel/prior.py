@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from partlabel.errors import ClassMismatchError, DataError, suggest
+from partlabel.errors import ClassMismatchError, DataError, StoreError, suggest
 from partlabel.files import existing_file
 from partlabel.store import LabelStore
 from partlabel.tables import ClassTable
@@ -48,7 +49,9 @@ class ClassPrior:
     @property
     def deficiency(self) -> float:
         """Estimated images for each annotated one: what the annotation lacks."""
-        return self.estimated_images / self.positives if self.positives else math.inf
+        if self.positives:
+            return self.estimated_images / self.positives
+        return math.inf if self.estimated_images > 0 else math.nan
 
 
 class Prior:
@@ -79,20 +82,25 @@ class Prior:
         return np.array([entry.prior for entry in self.classes.values()])
 
     def aligned(self, classes: ClassTable) -> list[ClassPrior]:
-        """The entry of each class of a table, by id; by name where the prior has names for ids."""
-        names = {entry.class_name: entry for entry in self.classes.values()}
-        found = [
-            self.classes.get(i) or self.classes.get(name) or names.get(i)
-            for i, name in zip(classes.ids, classes.names, strict=True)
-        ]
-        missing = [i for i, entry in zip(classes.ids, found, strict=True) if entry is None]
+        """The entry of each class of a table: by id, or all by name where a file has no ids."""
+        named = {entry.class_name: entry for entry in self.classes.values()}
+        distinct = len(set(classes.names)) == len(classes) and len(named) == len(self.classes)
+        if distinct and not set(classes.ids) <= set(self.classes):
+            for known in (self.classes, named):
+                if set(classes.names) <= set(known):
+                    return [known[name] for name in classes.names]
+        missing = [i for i in classes.ids if i not in self.classes]
         if missing:
             more = ", ..." if len(missing) > 3 else ""
             raise ClassMismatchError(
                 f"the prior lacks {len(missing)} of {len(classes)} classes: "
                 f"{', '.join(missing[:3])}{more}; {suggest(missing[0], self.classes, most=3)}"
             )
-        return [entry for entry in found if entry is not None]
+        for i, name in zip(classes.ids, classes.names, strict=True):
+            other = self.classes[i].class_name
+            if i != name and i != other and name != other:
+                raise ClassMismatchError(f"class {i} is {name!r} here and {other!r} in the prior")
+        return [self.classes[i] for i in classes.ids]
 
     def align(self, classes: ClassTable) -> Tensor:
         """The priors as a float32 tensor (C,) in the order of a class table."""
@@ -126,24 +134,32 @@ class Prior:
             raise ValueError(
                 f"give one of value, quantile and top_n, got {', '.join(given) or 'none'}"
             )
+        # In float32, as the tensor of align() is: else a value could exceed itself.
         if value is not None:
-            return float(value)
+            return float(np.float32(value))
         values = np.sort(self.values)[::-1]
         if quantile is not None:
             if not 0 <= quantile <= 1:
                 raise ValueError(f"quantile must be between 0 and 1, got {quantile}")
-            return float(np.quantile(values, quantile))
+            return float(np.float32(np.quantile(values, quantile)))
         if top_n is None or top_n < 0:
             raise ValueError(f"top_n must be at least 0, got {top_n}")
-        return float(values[top_n]) if top_n < len(values) else 0.0
+        return float(np.float32(values[top_n])) if top_n < len(values) else 0.0
 
     def write(self, path: str | Path) -> None:
-        """Write as csv."""
-        with Path(path).open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(COLUMNS)
-            for entry in self.classes.values():
-                writer.writerow([_cell(getattr(entry, name)) for name in COLUMNS])
+        """Write as csv, in one step: a crash leaves what was there before."""
+        path = Path(path)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            with temporary.open("w", encoding="utf-8", newline="") as file:
+                writer = csv.writer(file, lineterminator="\n")
+                writer.writerow(COLUMNS)
+                for entry in self.classes.values():
+                    writer.writerow([_cell(getattr(entry, name)) for name in COLUMNS])
+            temporary.replace(path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise StoreError(f"{path}: cannot be written ({error.strerror or error})") from error
 
     @classmethod
     def read(cls, path: str | Path) -> Prior:
@@ -154,8 +170,8 @@ class Prior:
         path = existing_file(path)
         try:
             with path.open(encoding="utf-8-sig", newline="") as file:
-                rows = list(csv.reader(file))
-        except (UnicodeDecodeError, csv.Error) as error:
+                rows = [row for row in csv.reader(file) if row]
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise DataError(
                 f"cannot be read ({error})", path=path, fix="save it as UTF-8"
             ) from error

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import typer
@@ -18,6 +17,9 @@ from partlabel.prior import Prior, count_prior
 from partlabel.scores import read_scores
 from partlabel.store import LabelStore
 from partlabel.tables import ClassTable
+
+if TYPE_CHECKING:
+    from partlabel.estimate import LogitHistogram
 
 app = typer.Typer(
     help="Estimate how often each class really occurs, and compare estimates.",
@@ -42,25 +44,22 @@ def estimate(
         Literal["mean", "em"], typer.Option("--use", help="mean prediction, or corrected by EM")
     ] = "mean",
     out: Annotated[Path, typer.Option("--out", "-o", help="the csv to write")] = Path("prior.csv"),
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="replace what is at --out")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Estimate the prior from saved scores."""
-    import torch
-
     from partlabel.estimate import estimate_prior
 
     store = LabelStore.open(labels)
-
-    def logits() -> Iterator[Any]:
-        for _, values in read_scores(scores, store):
-            if scores_are == "probabilities":
-                if values.min() < 0 or values.max() > 1:
-                    raise UsageError(f"{scores}: has scores outside 0..1; say --scores-are logits")
-                values = np.log(np.maximum(values, 1e-30)) - np.log(np.maximum(1 - values, 1e-30))
-            yield torch.from_numpy(values)
-
+    if not out.absolute().parent.is_dir():
+        raise UsageError(f"{out}: there is no folder {out.absolute().parent}; make it first")
+    if out.exists() and not overwrite:
+        raise UsageError(f"{out} exists; choose another --out or add --overwrite")
     with _warnings_shown():
-        prior = estimate_prior(logits(), store.classes, store.counts(), images=len(store), use=use)
+        seen = _histogram(scores, store, scores_are)
+        prior = estimate_prior(seen, store.classes, store.counts(), images=len(store), use=use)
     prior.write(out)
     entries = list(prior.classes.values())
     if as_json:
@@ -71,6 +70,28 @@ def estimate(
     terminal.note("most under-annotated: images estimated (annotated)")
     for entry in worst:
         terminal.note(f"  {entry.class_name}: {entry.estimated_images:,.0f} ({entry.positives:,})")
+
+
+def _histogram(path: Path, store: LabelStore, kind: str) -> LogitHistogram:
+    """Read scores into a histogram of logits."""
+    import torch
+
+    from partlabel.estimate import LogitHistogram
+
+    seen = LogitHistogram(len(store.classes))
+    low, high = np.inf, -np.inf
+    for _, values in read_scores(path, store):
+        low, high = min(low, values.min()), max(high, values.max())
+        if kind == "probabilities":
+            if low < 0 or high > 1:
+                raise UsageError(f"{path}: has scores outside 0..1; say --scores-are logits")
+            values = np.log(np.maximum(values, 1e-30)) - np.log(np.maximum(1 - values, 1e-30))
+        seen.update(torch.tensor(values))
+    if not seen.images:
+        raise UsageError(f"{path}: has no images")
+    if kind == "logits" and low >= 0 and high <= 1:
+        warnings.warn("all scores are in 0..1: say --scores-are probabilities?", stacklevel=2)
+    return seen
 
 
 @app.command()
@@ -87,6 +108,9 @@ def compare(
         if second.is_dir():
             store = LabelStore.open(second)
             two, classes = count_prior(store), store.classes
+            if not store.complete:
+                what = f"{second} is not complete: its counts are of what was annotated"
+                warnings.warn(what, stacklevel=1)
         else:
             two = Prior.read(second)
             names = [entry.class_name for entry in two.classes.values()]

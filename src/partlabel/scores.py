@@ -83,7 +83,16 @@ def _parquet(path: Path, store: LabelStore) -> Iterator[tuple[Rows, npt.NDArray[
 
 
 def _rows(path: Path, store: LabelStore, ids: Any) -> Rows:
-    rows = store.images.find(ImageTable.make(ids.cast(store.images.table["id"].type)))
+    import pyarrow as pa
+
+    wanted = store.images.table["id"].type
+    try:
+        if wanted == pa.uint64() and not pa.types.is_integer(ids.type):
+            ids = pa.array([int(text, 16) for text in ids.to_pylist()], wanted)  # 16 hex digits
+        rows = store.images.find(ImageTable.make(ids.cast(wanted)))
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        what = f"image ids of type {ids.type} do not fit the store's {wanted} ({error})"
+        raise DataError(what, path=path) from error
     if (rows < 0).any():
         wrong = ids[int(np.argmax(rows < 0))].as_py()
         raise DataError(f"image {wrong!r} is not in the store", path=path)
@@ -95,9 +104,11 @@ def _values(
 ) -> npt.NDArray[np.float64]:
     if not lists:
         return np.stack([np.asarray(batch.column(name), np.float64) for name in columns], axis=1)
+    import pyarrow.compute as pc
+
     column = batch.column("scores")
-    values = np.asarray(column.flatten(), np.float64)
-    if len(values) != len(column) * classes:
-        what = f"lists in 'scores' have {len(values) / max(len(column), 1):g} entries"
+    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+    if (lengths != classes).any():
+        what = f"a list in 'scores' has {lengths[lengths != classes][0]} entries"
         raise DataError(what, path=path, fix=f"the store has {classes} classes")
-    return values.reshape(-1, classes)
+    return np.asarray(column.flatten(), np.float64).reshape(-1, classes)

@@ -142,7 +142,8 @@ class ImageTable:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        table = pq.read_table(pa.BufferReader(data))
+        # On this thread: Arrow's own may still be starting when a short command ends.
+        table = pq.read_table(pa.BufferReader(data), use_threads=False, pre_buffer=False)
         table.validate(full=True)
         if "id" not in table.column_names or table["id"].null_count:
             raise ValueError("has no ids")

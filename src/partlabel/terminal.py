@@ -1,4 +1,4 @@
-"""What people see in a terminal: progress, tables, one-line errors. Used by cli.py alone."""
+"""What people see in a terminal: progress, tables, one-line errors."""
 
 from __future__ import annotations
 

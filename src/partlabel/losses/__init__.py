@@ -18,6 +18,30 @@ from partlabel.losses.pseudo_label import PseudoLabel
 from partlabel.losses.selective import Selective
 from partlabel.losses.two_way import TwoWay
 
+__all__ = [
+    "LOSSES",
+    "Asymmetric",
+    "CrossEntropy",
+    "EntropyMax",
+    "ExpectedPositive",
+    "Focal",
+    "Hill",
+    "LabelSmoothing",
+    "LargeLoss",
+    "PartialAsymmetric",
+    "PartialLoss",
+    "PseudoLabel",
+    "Role",
+    "Selective",
+    "SelfPacedCorrection",
+    "SmoothedCrossEntropy",
+    "TwoWay",
+    "WeakAssumeNegative",
+    "WeightedCrossEntropy",
+    "build_loss",
+    "settings_of",
+]
+
 LOSSES: dict[str, type[PartialLoss]] = {
     "ce": CrossEntropy,
     "weighted_ce": WeightedCrossEntropy,

@@ -52,6 +52,8 @@ class PartialAsymmetric(PartialLoss):
         self.gamma_neg = number("gamma_neg", gamma_neg, 0.0)
         self.gamma_unknown = number("gamma_unknown", gamma_unknown, 0.0)
         self.clip = number("clip", clip, 0.0, 0.99)
+        if 0 < self.clip < 1e-6:  # 1 - (1 - clip) would be 0 in float32
+            raise ValueError(f"clip must be 0 or at least 1e-6, got {clip!r}")
         self.alpha_pos = number("alpha_pos", alpha_pos, 0.0)
         self.alpha_neg = number("alpha_neg", alpha_neg, 0.0)
         self.alpha_unknown = number("alpha_unknown", alpha_unknown, 0.0)

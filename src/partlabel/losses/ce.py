@@ -98,7 +98,7 @@ class SmoothedCrossEntropy(PartialLoss):
         *,
         temperature: float = 5.0,
         distances: Tensor | None = None,
-        max_known: int = 128,
+        max_known: int = 32,
         **base: Any,
     ) -> None:
         super().__init__(**base)

@@ -126,14 +126,18 @@ class EntropyMax(PartialLoss):
     def _next_epoch(self, epoch: int) -> None:
         """Find the bound below which the lowest scores of each class lie, and count anew."""
         if epoch >= self.warmup:
-            # Of those still free, the share that makes every epoch take the same number.
-            done = (epoch - self.warmup) * self.share / (self.epochs - self.warmup)
-            step = self.share / (self.epochs - self.warmup) / max(1 - done, 1e-6)
+            assert self.labels is not None
+            labelled = (~self.labels.isnan()).sum(0)
             below = self.histogram.cumsum(1)
-            wanted = (below[:, -1:] * min(step, 1.0)).floor()
-            edge = (below <= wanted).sum(1)  # bins that fit whole
-            self.bound.copy_(2 * torch.sinh(edge.float() * (2 * _REACH / _BINS) - _REACH))
-            self.bound.masked_fill_((edge == 0) | (below[:, -1] == 0), -torch.inf)
+            plan = self.share * min((epoch - self.warmup + 1) / (self.epochs - self.warmup), 1.0)
+            wanted = (plan * (labelled + below[:, -1]) - labelled).clamp(min=0.0)
+            # The bin in which the count is reached, and how far into it.
+            bin_ = (below < wanted[:, None]).sum(1).clamp(max=_BINS - 1)
+            inside = self.histogram.gather(1, bin_[:, None])[:, 0].clamp(min=1)
+            before = below.gather(1, bin_[:, None])[:, 0] - inside
+            place = bin_ + ((wanted - before) / inside).clamp(0.0, 1.0)
+            self.bound.copy_(2 * torch.sinh(place.float() * (2 * _REACH / _BINS) - _REACH))
+            self.bound.masked_fill_((wanted < 1) | (below[:, -1] == 0), -torch.inf)
         self.histogram.zero_()
         self._epoch = epoch
 

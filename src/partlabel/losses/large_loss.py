@@ -59,29 +59,22 @@ class LargeLoss(PartialLoss):
         if rows is not None:
             states = self._with_corrections(states, epoch, rows)
         present, absent = present_term(logits), absent_term(logits)
-        large = self._largest(logits.detach(), states, epoch)
         unknown = absent
-        if large is not None:
+        scores = torch.where(states == 0, logits.detach(), float("-inf"))
+        count = self._count(logits.numel(), epoch)
+        if count:
+            largest, places = scores.view(-1).topk(count, sorted=False)
+            lowest = largest.amin().clamp(min=torch.finfo(scores.dtype).min)
+            large = scores >= lowest  # as many as wanted, and those that tie the last
             unknown = torch.where(large, 0.0 if self.variant == "reject" else present, absent)
             if rows is not None and self.training:
-                self._remember(large, rows)
+                keys = _keys(rows, logits.shape[1]).view(-1)[places]
+                self._fresh.append(torch.where(largest >= lowest, keys, -1))
         return self.reduced(chosen(states, present, absent, unknown))
 
-    def _largest(self, logits: Tensor, states: Tensor, epoch: int) -> Tensor | None:
+    def _count(self, labels: int, epoch: int) -> int:
         share = self.delta * (min(epoch, 1) if self.variant == "permanent" else epoch)
-        count = min(math.ceil(share * logits.numel() - 1e-9), logits.numel())
-        if count <= 0:
-            return None
-        scores = logits.masked_fill(states != 0, float("-inf")).reshape(-1)
-        threshold = scores.topk(count, sorted=False).values.amin()
-        return ((scores >= threshold) & (scores > float("-inf"))).reshape(logits.shape)
-
-    def _remember(self, large: Tensor, index: Tensor) -> None:
-        """Keep (row, class) of the selected: as many as were wanted, of more that tie the last."""
-        count = min(math.ceil(self.delta * large.numel() - 1e-9), large.numel())
-        self._fresh.append(
-            torch.where(large, _keys(index, large.shape[1]), -1).view(-1).topk(count).values
-        )
+        return min(math.ceil(share * labels - 1e-9), labels)
 
     def _with_corrections(self, states: Tensor, epoch: int, index: Tensor) -> Tensor:
         if self.training and epoch != self._epoch:

@@ -39,6 +39,7 @@ class Selective(PartialAsymmetric):
     """
 
     prior: Tensor | None
+    frequent: Tensor | None
 
     def __init__(
         self,
@@ -62,7 +63,17 @@ class Selective(PartialAsymmetric):
         self.batchwise = scope == "batch"
         if prior_mode == "soft" and prior is None:
             raise ValueError('prior must be given for prior_mode="soft", got None')
-        self.register_buffer("prior", None if prior is None else class_vector("prior", prior))
+        self.register_buffer("prior", None)
+        self.register_buffer("frequent", None)
+        if prior is not None:
+            self.set_prior(prior)
+
+    def set_prior(self, prior: Tensor) -> None:
+        """Take a prior, or another one."""
+        checked = class_vector("prior", prior)
+        self.prior = checked
+        # Decided once, in float32, whatever the dtype of logits or of a module that is cast.
+        self.frequent = checked.float() > self.prior_threshold
 
     def unknown_weight(
         self, weight: Tensor | None, logits: Tensor, unknown: Tensor
@@ -79,7 +90,9 @@ class Selective(PartialAsymmetric):
         chosen = self.likely(logits, unknown)
         if self.prior is None or self.prior_mode == "soft":
             return chosen
-        frequent = unknown & (self._prior_for(logits) > self.prior_threshold)
+        assert self.frequent is not None
+        self._prior_for(logits)
+        frequent = unknown & self.frequent
         return frequent if chosen is None else chosen | frequent
 
     def likely(self, logits: Tensor, unknown: Tensor) -> Tensor | None:

@@ -118,25 +118,26 @@ def _set_val(stores: Collection[LabelStore], share: float, *, seed: int) -> None
         store.images = store.images.with_splits(np.where(chosen, "val", "train"))
 
 
-def images_found(store: LabelStore) -> tuple[int, int]:
-    """How many images are on disk, of how many looked for.
+def images_found(store: LabelStore) -> tuple[int, int, str | None]:
+    """How many images are on disk, of how many looked for, and the first that is not.
 
     All that have a path are looked for, or an even sample where there are very many.
     """
     root = store.origin.image_root
     if root is None or not len(store):
-        return 0, 0
+        return 0, 0, None
     step = -(-len(store) // _CHECK_AT_MOST)
     paths = store.images.paths(np.arange(0, len(store), step))
-    folders: dict[Path, bool] = {}
-    found = 0
     wanted = [path for path in paths if path is not None]
+    folders: dict[Path, bool] = {}
+    missing = []
     for path in wanted:
         full = Path(root, path)
         if full.parent not in folders:
             folders[full.parent] = full.parent.is_dir()
-        found += folders[full.parent] and full.is_file()
-    return found, len(wanted)
+        if not (folders[full.parent] and full.is_file()):
+            missing.append(path)
+    return len(wanted) - len(missing), len(wanted), missing[0] if missing else None
 
 
 def _recorded(options: dict[str, Any]) -> dict[str, Any]:

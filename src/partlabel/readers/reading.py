@@ -77,6 +77,7 @@ class TableReading:
             states = np.ones(len(rows), np.int8)
             if "value" in columns:
                 states = self._states(block[columns["value"]].to_numpy())
+                self._refuse_unknown(states, "the label")
             kept = (which >= 0) & (states != 0)
             self.dropped += int((which < 0).sum())
             self.labels.add(rows[kept], which[kept], states[kept] < 0)
@@ -99,10 +100,7 @@ class TableReading:
             rows = self._rows(block, about, split)
             for name, index in zip(names, which, strict=True):
                 states = self._states(block[name].to_numpy(), name)
-                if self.complete and not states.all():
-                    what = f"{name} is unknown here, but the table was said to be complete"
-                    fix = "fill it in or leave --complete out"
-                    raise BadRow(int(np.argmin(np.abs(states))), what, fix)
+                self._refuse_unknown(states, name)
                 known = states != 0
                 self.labels.add(rows[known], np.full(int(known.sum()), index), states[known] < 0)
 
@@ -202,6 +200,12 @@ class TableReading:
         if len(wrong) and not self.drop_unknown:
             raise BadRow(int(wrong[0]), *self.vocabulary.missing(ids[codes[wrong[0]]]))
         return which
+
+    def _refuse_unknown(self, states: Any, name: str) -> None:
+        if self.complete and not states.all():
+            what = f"{name} is unknown here, but the table was said to be complete"
+            fix = "fill it in or leave --complete out"
+            raise BadRow(int(np.argmin(np.abs(states))), what, fix)
 
     def _states(self, values: Any, column: str | None = None) -> Any:
         misfit = first_misfit(values, convention=self.convention)
