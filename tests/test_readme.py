@@ -21,6 +21,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README, re.S)
 def test_python_in_the_readme_runs(block: str, in_tmp: Path, make_store: MakeStore) -> None:
     rng = np.random.default_rng(0)
     make_store(rng.integers(-1, 2, (300, 8))).save("coco-fpc-1000-seed0.labels")
+    Path("prior.csv").write_text("class_id,prior\n" + "".join(f"c{i},0.{i}\n" for i in range(8)))
     names: dict[str, object] = {}
     exec(compile(block, "README.md", "exec"), names)
     assert "store" in names

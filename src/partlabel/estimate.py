@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -282,20 +282,3 @@ def _all_reduce(*tensors: Tensor) -> None:
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         for tensor in tensors:
             dist.all_reduce(tensor)
-
-
-def compared(first: Prior, second: Prior, classes: ClassTable) -> dict[str, Any]:
-    """How an estimated prior agrees with another, or with known frequencies."""
-    from partlabel.agreement import spearman, spearman_curve, top_overlap
-
-    a = np.array([entry.prior for entry in first.aligned(classes)])
-    b = np.array([entry.prior for entry in second.aligned(classes)])
-    tops = sorted({n for n in (5, 10, 20, 30, 40, 50, 100, 200, 500, 1000, len(a)) if n <= len(a)})
-    return {
-        "classes": len(a),
-        "spearman": spearman(b, a),
-        "spearman_top": spearman_curve(b, a, top=tops),
-        "top_10_overlap": top_overlap(b, a, 10),
-        "mean_absolute_error": float(np.abs(a - b).mean()),
-        "sums": [float(a.sum()), float(b.sum())],
-    }

@@ -12,6 +12,7 @@ import numpy as np
 import typer
 
 from partlabel import terminal
+from partlabel.agreement import spearman, spearman_curve, top_overlap
 from partlabel.errors import UsageError
 from partlabel.prior import Prior, count_prior
 from partlabel.scores import read_scores
@@ -101,8 +102,6 @@ def compare(
     as_json: JsonOption = False,
 ) -> None:
     """Compare a prior with another, or with the frequencies in a store."""
-    from partlabel.estimate import compared
-
     with _warnings_shown():
         one = Prior.read(first)
         if second.is_dir():
@@ -115,7 +114,7 @@ def compare(
             two = Prior.read(second)
             names = [entry.class_name for entry in two.classes.values()]
             classes = ClassTable(two.classes, names)
-    found = compared(one, two, classes)
+    found = _compared(one, two, classes)
     if as_json:
         _print_json(found)
         return
@@ -126,6 +125,21 @@ def compare(
     terminal.note(f"Spearman over the n most frequent of B: {curve}")
     terminal.note(f"of the 10 most frequent {found['top_10_overlap']} agree")
     terminal.note(f"mean absolute error {found['mean_absolute_error']:.4f}")
+
+
+def _compared(first: Prior, second: Prior, classes: ClassTable) -> dict[str, Any]:
+    """How an estimated prior agrees with another, or with known frequencies."""
+    a = np.array([entry.prior for entry in first.aligned(classes)])
+    b = np.array([entry.prior for entry in second.aligned(classes)])
+    tops = sorted({n for n in (5, 10, 20, 30, 40, 50, 100, 200, 500, 1000, len(a)) if n <= len(a)})
+    return {
+        "classes": len(a),
+        "spearman": spearman(b, a),
+        "spearman_top": spearman_curve(b, a, top=tops),
+        "top_10_overlap": top_overlap(b, a, 10),
+        "mean_absolute_error": float(np.abs(a - b).mean()),
+        "sums": [float(a.sum()), float(b.sum())],
+    }
 
 
 def _print_json(found: dict[str, Any]) -> None:
