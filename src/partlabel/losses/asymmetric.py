@@ -141,7 +141,11 @@ class Asymmetric(PartialAsymmetric):
 
 def without(weight: Tensor | None, ignored: Tensor, like: Tensor) -> Tensor:
     """A weight with zeros where a label is ignored; None stands for one."""
-    return (~ignored).to(like.dtype) if weight is None else torch.where(ignored, 0.0, weight)
+    if weight is None:
+        return (~ignored).to(like.dtype)
+    if weight.requires_grad:
+        return torch.where(ignored, 0.0, weight)
+    return weight.masked_fill_(ignored, 0.0)  # nobody else has it
 
 
 def _product(first: Tensor | None, second: Tensor | None) -> Tensor | None:

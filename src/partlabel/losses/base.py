@@ -108,7 +108,11 @@ def power(base: Tensor, exponent: float) -> Tensor:
         return base.pow(exponent)
     result = base
     for step in _BY_MULTIPLYING[exponent]:
-        result = result * (base if step == "x" else result)
+        factor = base if step == "x" else result
+        if result is base or result.requires_grad:
+            result = result * factor
+        else:
+            result *= factor  # no new memory: on a CPU that is most of the time
     return result
 
 
