@@ -46,3 +46,7 @@ def test_every_loss_is_in_the_readme_and_in_the_docs() -> None:
     for name in LOSSES:
         assert f"`{name}`" in README
         assert f"### `{name}`" in docs
+
+
+def test_no_placeholder_is_left_in_the_readme() -> None:
+    assert not re.search(r"^[A-Z]{5,}$", README, re.M)
