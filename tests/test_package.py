@@ -71,6 +71,7 @@ def test_the_shipped_example_is_what_its_script_draws(tmp_path: Path) -> None:
     assert (tmp_path / "labels.csv").read_text() == (folder / "labels.csv").read_text()
 
 
+@pytest.mark.slow
 def test_the_benchmark_runs_at_a_small_size(tmp_path: Path) -> None:
     command = [sys.executable, "benchmarks/import_labels.py", "--rows", "20000", "--no-peers"]
     done = subprocess.run(

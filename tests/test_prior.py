@@ -361,6 +361,7 @@ def test_curve_overlap_and_ranks() -> None:
     assert ranks([]).tolist() == []
 
 
+@pytest.mark.slow  # each starts a process that imports torch
 class TestCommands:
     @pytest.fixture
     def store(self, in_tmp: Path, make_store: MakeStore) -> Path:
