@@ -92,6 +92,9 @@ def test_info_warns_about_classes_without_negatives(in_tmp: Path) -> None:
     text = partlabel("info", "tags.labels").stdout
     assert "2 of 2 classes have no verified negative" in text
     assert "Ignore mode" in text
+    Path("odd.csv").write_text("image_id,label,y\na.jpg,cat,0\n")
+    done = partlabel("import", "table", "odd.csv", "--layout", "long")
+    assert "not used: y (--value names the value)" in done.stdout
 
 
 def test_val_splits_by_image_and_the_same_way_every_time(in_tmp: Path) -> None:

@@ -69,7 +69,9 @@ class TableReading:
         if "value" in columns:
             types[columns["value"]] = pa.float64()
         else:
-            self.job.notes.append("no value column: every row counts as present")
+            unused = [name for name in table.columns if name not in columns.values()]
+            more = f"; not used: {', '.join(unused)} (--value names the value)" if unused else ""
+            self.job.notes.append(f"no value column: every row counts as present{more}")
 
         def take(block: Any) -> None:
             rows = self._rows(block, columns, split)
