@@ -7,7 +7,16 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from partlabel.losses.base import PartialLoss, Unknown, absent_term, choice, number, power, switch
+from partlabel.losses.base import (
+    PartialLoss,
+    Unknown,
+    absent_term,
+    choice,
+    margin_of,
+    number,
+    power,
+    switch,
+)
 
 
 class PartialAsymmetric(PartialLoss):
@@ -61,8 +70,7 @@ class PartialAsymmetric(PartialLoss):
 
     def terms(self, logits: Tensor, states: Tensor) -> Tensor:
         present, unknown = states > 0, states == 0
-        # A present label at z costs what an absent one costs at -z, so one formula serves both.
-        margin = torch.where(present, -logits, logits)
+        margin = margin_of(logits, present)
         term = self._cross_entropy(margin, present)
         # All factors go into one weight: where none has a gradient, backward passes them once.
         weight = self._focus(margin, present, unknown)

@@ -95,6 +95,15 @@ def absent_term(logits: Tensor) -> Tensor:
     return softplus(logits, threshold=_EXACT)
 
 
+def margin_of(logits: Tensor, present: Tensor) -> Tensor:
+    """The logit of the wrong answer: a present label at z costs what an absent one costs at -z.
+
+    A product with +-1, which is exact, has one pass backward where choosing between z and -z has
+    four.
+    """
+    return logits * torch.where(present, -1.0, 1.0)
+
+
 def chosen(states: Tensor, present: Tensor, absent: Tensor, unknown: Tensor | float) -> Tensor:
     """For each label the term of its state."""
     return torch.where(states > 0, present, torch.where(states < 0, absent, unknown))
