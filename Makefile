@@ -40,10 +40,11 @@ format: .venv/developing  ## rewrite in the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: .venv/developing  ## import at Open Images size (10 GB of disk) and every loss, beside their peers
+bench: .venv/developing  ## import at Open Images size (10 GB of disk) every loss and the metrics, beside their peers
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
 	$(BIN)/python benchmarks/import_labels.py
 	$(BIN)/python benchmarks/losses.py
+	$(BIN)/python benchmarks/metrics.py
 
 clean:      ## remove what the targets made
 	rm -rf .venv outputs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -82,3 +83,13 @@ def test_the_benchmark_runs_at_a_small_size(tmp_path: Path) -> None:
     assert "batch of 1,024 random rows" in done.stdout
     grouped, shuffled = re.findall(r"train.labels: ([\d,]+) images", done.stdout)
     assert grouped == shuffled
+
+
+@pytest.mark.slow
+def test_the_metric_benchmark_runs_at_a_small_size() -> None:
+    command = [sys.executable, "benchmarks/metrics.py", "--small", "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    found = {entry["name"]: entry for entry in json.loads(done.stdout)}
+    values = [found[name]["map_c"] for name in ("partlabel", "scikit-learn", "torchmetrics")]
+    assert max(values) - min(values) < 1e-6

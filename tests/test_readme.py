@@ -39,6 +39,20 @@ def test_the_example_import_prints_what_the_readme_shows(in_tmp: Path) -> None:
     assert done.stdout.splitlines()[1] == f"22 of 22 images found in {in_tmp}"
 
 
+def test_the_example_evaluation_prints_what_the_readme_shows(
+    in_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = re.search(r"\$ (partlabel evaluate [^\n]*)\n(.*?)```", README, re.S)
+    assert shown is not None
+    for name in ("labels.csv", "scores.parquet"):
+        (in_tmp / name).write_bytes((ROOT / "examples" / "shapes" / name).read_bytes())
+    partlabel("import", "table", "labels.csv", "--layout", "long")
+    monkeypatch.setenv("COLUMNS", "120")
+    done = partlabel(*shlex.split(shown[1])[1:])
+    lines = [line.rstrip() for line in done.stdout.splitlines()]
+    assert lines == shown[2].splitlines()
+
+
 def test_every_loss_is_in_the_readme_and_in_the_docs() -> None:
     from partlabel import LOSSES
 

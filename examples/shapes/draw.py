@@ -1,6 +1,7 @@
 """Draw the images and labels of this example: coloured shapes, of which only some labels are known.
 
-python examples/shapes/draw.py  writes labels.csv and images/ beside this file, the same every time.
+python examples/shapes/draw.py  writes labels.csv, images/ and scores.parquet beside this file, the
+same every time. The scores are logits of a made-up model: right on the whole, and noisy.
 """
 
 import csv
@@ -9,6 +10,8 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 SIZE = 32
 COLOURS = {"red": (214, 64, 56), "green": (60, 158, 86), "blue": (58, 104, 196)}
@@ -45,7 +48,8 @@ def png(image: np.ndarray) -> bytes:
 
 def main() -> None:
     """Draw everything."""
-    rng = np.random.default_rng(0)
+    rng, noise = np.random.default_rng(0), np.random.default_rng(1)
+    names, scores = [], []
     (HERE / "images").mkdir(exist_ok=True)
     with (HERE / "labels.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -55,9 +59,17 @@ def main() -> None:
             shape = SHAPES[rng.integers(3)]
             name = f"images/{number:02d}.png"
             (HERE / name).write_bytes(png(picture(COLOURS[colour], shape, rng)))
-            for label in (*COLOURS, *SHAPES):
-                if rng.random() < 0.4:
-                    writer.writerow([name, label, int(label in (colour, shape))])
+            labels = {label: label in (colour, shape) for label in (*COLOURS, *SHAPES)}
+            known = [label for label in labels if rng.random() < 0.4]
+            writer.writerows([name, label, int(labels[label])] for label in known)
+            if known:  # an image without any label is not in the store
+                names.append(name)
+                scores.append(np.array([3.0 * here - 2.0 for here in labels.values()]))
+    table = {"image_id": names}
+    for i, label in enumerate(labels):
+        values = np.array(scores)[:, i] + noise.normal(0, 1.5, len(scores))
+        table[label] = values.astype(np.float32)
+    pq.write_table(pa.table(table), HERE / "scores.parquet")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from partlabel.tables import ClassTable, ImageTable
 if TYPE_CHECKING:
     from partlabel.estimate import estimate_prior
     from partlabel.losses import LOSSES, build_loss
+    from partlabel.metrics import AveragePrecision
 
 __version__ = "0.1.0"
 
@@ -29,6 +30,7 @@ __all__ = [
     "LOSSES",
     "PRESENT",
     "UNKNOWN",
+    "AveragePrecision",
     "ClassTable",
     "ImageTable",
     "LabelStore",
@@ -46,6 +48,7 @@ __all__ = [
 
 # Names that need torch, which takes a second to import and which most commands do without.
 _LATER = {
+    "AveragePrecision": "partlabel.metrics",
     "LOSSES": "partlabel.losses",
     "build_loss": "partlabel.losses",
     "estimate_prior": "partlabel.estimate",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import os
 import signal
 import sys
@@ -13,7 +12,7 @@ from typing import Annotated, Any, NoReturn, get_args, get_type_hints
 
 import typer
 
-from partlabel import __version__, prior_cli, simulate, terminal
+from partlabel import __version__, evaluate_cli, prior_cli, simulate, terminal
 from partlabel.errors import PartlabelError
 from partlabel.folder import refuse_existing
 from partlabel.readers import READERS, images_found, import_labels
@@ -40,6 +39,7 @@ simulate_app = typer.Typer(
 app.add_typer(import_app, name="import")
 app.add_typer(simulate_app, name="simulate")
 app.add_typer(prior_cli.app, name="prior")
+app.command()(evaluate_cli.evaluate)
 
 OutOption = Annotated[
     Path | None, typer.Option("--out", "-o", help="the store to write; default: NAME.labels here")
@@ -72,7 +72,7 @@ def info(
     found = summarise(LabelStore.open(store))
     found["bytes_on_disk"] = sum(file.stat().st_size for file in store.iterdir())
     if as_json:
-        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+        terminal.json_text(found)
     else:
         terminal.summary(str(store), found)
 

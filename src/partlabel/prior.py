@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 import math
-import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from partlabel.errors import ClassMismatchError, DataError, StoreError, suggest
-from partlabel.files import existing_file
+from partlabel.classfile import matched, read_rows, write_rows
+from partlabel.errors import DataError
 from partlabel.store import LabelStore
 from partlabel.tables import ClassTable
 
@@ -83,24 +81,7 @@ class Prior:
 
     def aligned(self, classes: ClassTable) -> list[ClassPrior]:
         """The entry of each class of a table: by id, or all by name where a file has no ids."""
-        named = {entry.class_name: entry for entry in self.classes.values()}
-        distinct = len(set(classes.names)) == len(classes) and len(named) == len(self.classes)
-        if distinct and not set(classes.ids) <= set(self.classes):
-            for known in (self.classes, named):
-                if set(classes.names) <= set(known):
-                    return [known[name] for name in classes.names]
-        missing = [i for i in classes.ids if i not in self.classes]
-        if missing:
-            more = ", ..." if len(missing) > 3 else ""
-            raise ClassMismatchError(
-                f"the prior lacks {len(missing)} of {len(classes)} classes: "
-                f"{', '.join(missing[:3])}{more}; {suggest(missing[0], self.classes, most=3)}"
-            )
-        for i, name in zip(classes.ids, classes.names, strict=True):
-            other = self.classes[i].class_name
-            if i != name and i != other and name != other:
-                raise ClassMismatchError(f"class {i} is {name!r} here and {other!r} in the prior")
-        return [self.classes[i] for i in classes.ids]
+        return matched(self.classes, classes, what="the prior")
 
     def align(self, classes: ClassTable) -> Tensor:
         """The priors as a float32 tensor (C,) in the order of a class table."""
@@ -148,18 +129,8 @@ class Prior:
 
     def write(self, path: str | Path) -> None:
         """Write as csv, in one step: a crash leaves what was there before."""
-        path = Path(path)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            with temporary.open("w", encoding="utf-8", newline="") as file:
-                writer = csv.writer(file, lineterminator="\n")
-                writer.writerow(COLUMNS)
-                for entry in self.classes.values():
-                    writer.writerow([_cell(getattr(entry, name)) for name in COLUMNS])
-            temporary.replace(path)
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
-            raise StoreError(f"{path}: cannot be written ({error.strerror or error})") from error
+        rows = ([getattr(entry, name) for name in COLUMNS] for entry in self.classes.values())
+        write_rows(path, COLUMNS, rows)
 
     @classmethod
     def read(cls, path: str | Path) -> Prior:
@@ -167,24 +138,13 @@ class Prior:
 
         Rows that cannot be read are left out with a warning; the published file ends in one.
         """
-        path = existing_file(path)
-        try:
-            with path.open(encoding="utf-8-sig", newline="") as file:
-                rows = [row for row in csv.reader(file) if row]
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise DataError(
-                f"cannot be read ({error})", path=path, fix="save it as UTF-8"
-            ) from error
-        header = rows[0] if rows else []
+        header, rows = read_rows(path)
         id_column = next((name for name in ("class_id", "Classes") if name in header), None)
         value_column = next((name for name in ("prior", "avg_pred") if name in header), None)
         if id_column is None or value_column is None:
             fix = "expected class_id and prior, or Classes and avg_pred"
             raise DataError(f"no such columns in {header}", path=path, line=1, fix=fix)
-        entries = [
-            _entry(dict(zip(header, row, strict=False)), id_column, value_column)
-            for row in rows[1:]
-        ]
+        entries = [_entry(row, id_column, value_column) for row in rows]
         bad = [number for number, entry in enumerate(entries, 2) if entry is None]
         if bad:
             warnings.warn(
@@ -220,10 +180,6 @@ def count_prior(store: LabelStore) -> Prior:
             for i, name, positives, negatives in columns
         ]
     )
-
-
-def _cell(value: Any) -> Any:
-    return f"{value:.9g}" if isinstance(value, float) else value
 
 
 def _entry(row: dict[str, str], id_column: str, value_column: str) -> ClassPrior | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -64,7 +62,9 @@ def estimate(
     prior.write(out)
     entries = list(prior.classes.values())
     if as_json:
-        _print_json({"out": str(out), "sum": float(prior.values.sum()), "classes": len(prior)})
+        terminal.json_text(
+            {"out": str(out), "sum": float(prior.values.sum()), "classes": len(prior)}
+        )
         return
     terminal.note(f"{out}: {len(prior)} classes, sum of priors {prior.values.sum():.2f}")
     worst = sorted(entries, key=lambda entry: -entry.deficiency)[:10]
@@ -87,7 +87,7 @@ def _histogram(path: Path, store: LabelStore, kind: str) -> LogitHistogram:
             if low < 0 or high > 1:
                 raise UsageError(f"{path}: has scores outside 0..1; say --scores-are logits")
             values = np.log(np.maximum(values, 1e-30)) - np.log(np.maximum(1 - values, 1e-30))
-        seen.update(torch.tensor(values))
+        seen.update(torch.from_numpy(values.astype(np.float64)))
     if not seen.images:
         raise UsageError(f"{path}: has no images")
     if kind == "logits" and low >= 0 and high <= 1:
@@ -116,7 +116,7 @@ def compare(
             classes = ClassTable(two.classes, names)
     found = _compared(one, two, classes)
     if as_json:
-        _print_json(found)
+        terminal.json_text(found)
         return
     sums = " and ".join(f"{total:.2f}" for total in found["sums"])
     terminal.note(f"{found['classes']} classes; sums of priors {sums}")
@@ -140,17 +140,6 @@ def _compared(first: Prior, second: Prior, classes: ClassTable) -> dict[str, Any
         "mean_absolute_error": float(np.abs(a - b).mean()),
         "sums": [float(a.sum()), float(b.sum())],
     }
-
-
-def _print_json(found: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(_without_nan(found), indent=2) + "\n")
-
-
-def _without_nan(value: Any) -> Any:
-    """Json has no NaN."""
-    if isinstance(value, dict):
-        return {key: _without_nan(entry) for key, entry in value.items()}
-    return None if isinstance(value, float) and value != value else value
 
 
 class _warnings_shown(warnings.catch_warnings):  # noqa: N801  # used as a statement

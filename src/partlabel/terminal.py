@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import time
 from types import TracebackType
 from typing import Any
@@ -114,16 +116,36 @@ def warning(text: str, *, aside: bool = False) -> None:
     (err if aside else out).print(Text.assemble(("warning: ", "yellow"), text))
 
 
-def summary(path: str, found: dict[str, Any]) -> None:
-    """Print what is in a store."""
+def rows(title: str, lines: dict[str, str]) -> None:
+    """Print names and what they are, one below the other."""
     table = Table(
-        title=escape(path), title_style="bold", show_header=False, box=None, padding=(0, 2)
+        title=escape(title), title_style="bold", show_header=False, box=None, padding=(0, 2)
     )
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
+    for name, value in lines.items():
+        table.add_row(Text(name), Text(value))
+    out.print(table)
+
+
+def json_text(found: dict[str, Any]) -> None:
+    """Print json, for programs; it has no NaN, that is null."""
+    sys.stdout.write(json.dumps(_without_nan(found), indent=2) + "\n")
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(entry) for entry in value]
+    return None if isinstance(value, float) and value != value else value
+
+
+def summary(path: str, found: dict[str, Any]) -> None:
+    """Print what is in a store."""
     pairs = found["images"] * found["classes"]
     splits = ", ".join(f"{name or '(none)'} {count:,}" for name, count in found["splits"].items())
-    rows = {
+    lines = {
         "images": f"{found['images']:,}"
         + (f"  ({splits})" if set(found["splits"]) != {""} else ""),
         "classes": f"{found['classes']:,}",
@@ -142,9 +164,7 @@ def summary(path: str, found: dict[str, Any]) -> None:
         "on disk": size(found["bytes_on_disk"])
         + f"  (dense int8 would be {size(found['bytes_dense'])})",
     }
-    for name, value in rows.items():
-        table.add_row(name, Text(value))
-    out.print(table)
+    rows(path, lines)
     for text in found["warnings"]:
         warning(text)
     for text in found["notes"]:

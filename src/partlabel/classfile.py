@@ -1,0 +1,77 @@
+"""Csv files with one row per class: written in one step, read back, matched by class id."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from partlabel.errors import ClassMismatchError, DataError, StoreError, suggest
+from partlabel.files import existing_file
+from partlabel.tables import ClassTable
+
+
+class Entry(Protocol):
+    """What a row has at least."""
+
+    @property
+    def class_name(self) -> str:
+        """The name of the class."""
+
+
+E = TypeVar("E", bound=Entry)
+
+
+def write_rows(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Write a csv file in one step: a crash leaves what was there before."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(columns)
+            writer.writerows([_cell(value) for value in row] for row in rows)
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise StoreError(f"{path}: cannot be written ({error.strerror or error})") from error
+
+
+def read_rows(path: str | Path) -> tuple[list[str], list[dict[str, str]]]:
+    """Read a csv file: its header, and its rows by column; the first row is line 2."""
+    path = existing_file(path)
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = [row for row in csv.reader(file) if row]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"cannot be read ({error})", path=path, fix="save it as UTF-8") from error
+    header = rows[0] if rows else []
+    return header, [dict(zip(header, row, strict=False)) for row in rows[1:]]
+
+
+def matched(entries: Mapping[str, E], classes: ClassTable, *, what: str) -> list[E]:
+    """The entry of each class of a table: by id, or all by name where a file has no ids."""
+    named = {entry.class_name: entry for entry in entries.values()}
+    distinct = len(set(classes.names)) == len(classes) and len(named) == len(entries)
+    if distinct and not set(classes.ids) <= set(entries):
+        for known in (entries, named):
+            if set(classes.names) <= set(known):
+                return [known[name] for name in classes.names]
+    missing = [i for i in classes.ids if i not in entries]
+    if missing:
+        more = ", ..." if len(missing) > 3 else ""
+        raise ClassMismatchError(
+            f"{what} lacks {len(missing)} of {len(classes)} classes: "
+            f"{', '.join(missing[:3])}{more}; {suggest(missing[0], entries, most=3)}"
+        )
+    for i, name in zip(classes.ids, classes.names, strict=True):
+        other = entries[i].class_name
+        if i != name and i != other and name != other:
+            raise ClassMismatchError(f"class {i} is {name!r} here and {other!r} in {what}")
+    return [entries[i] for i in classes.ids]
+
+
+def _cell(value: Any) -> Any:
+    return f"{value:.9g}" if isinstance(value, float) else value
