@@ -39,16 +39,21 @@ def write_rows(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence
         raise StoreError(f"{path}: cannot be written ({error.strerror or error})") from error
 
 
-def read_rows(path: str | Path) -> tuple[list[str], list[dict[str, str]]]:
-    """Read a csv file: its header, and its rows by column; the first row is line 2."""
+def read_rows(path: str | Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
+    """Read a csv file: its header, and the line and the cells by column of each row."""
     path = existing_file(path)
+    rows, line = [], 1
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = [row for row in csv.reader(file) if row]
+            reader = csv.reader(file)
+            for row in reader:
+                if row:  # not a blank line
+                    rows.append((line, row))
+                line = reader.line_num + 1
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"cannot be read ({error})", path=path, fix="save it as UTF-8") from error
-    header = rows[0] if rows else []
-    return header, [dict(zip(header, row, strict=False)) for row in rows[1:]]
+    header = rows[0][1] if rows else []
+    return header, [(line, dict(zip(header, row, strict=False))) for line, row in rows[1:]]
 
 
 def matched(entries: Mapping[str, E], classes: ClassTable, *, what: str) -> list[E]:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn, get_args, get_type_hints
 
 import typer
 
-from partlabel import __version__, evaluate_cli, prior_cli, simulate, terminal
+from partlabel import __version__, evaluate_cli, prior_cli, simulate, terminal, train_cli
 from partlabel.errors import PartlabelError
 from partlabel.folder import refuse_existing
 from partlabel.readers import READERS, images_found, import_labels
@@ -39,6 +39,7 @@ simulate_app = typer.Typer(
 app.add_typer(import_app, name="import")
 app.add_typer(simulate_app, name="simulate")
 app.add_typer(prior_cli.app, name="prior")
+app.command()(train_cli.train)
 app.command()(evaluate_cli.evaluate)
 
 OutOption = Annotated[

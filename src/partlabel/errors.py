@@ -6,6 +6,7 @@ PartlabelError
 ├── StoreError           a store is missing, damaged, too new, or in the way
 ├── ClassMismatchError   two things were made for different classes
 └── UsageError           options that do not fit together
+    └── ConfigError      a setting of a run cannot be used (says file or option, section and key)
 
 Everything here is the mistake of an input, not of the program: the command line prints it in one
 line and exits with 2. A wrong *argument* of a library call is a plain ``ValueError``.
@@ -65,6 +66,10 @@ class ClassMismatchError(PartlabelError):
 
 class UsageError(PartlabelError):
     """Options that do not fit together or do not exist."""
+
+
+class ConfigError(UsageError):
+    """A setting of a run that does not exist, or cannot be what it is said to be."""
 
 
 def suggest(wrong: str, choices: Iterable[str], *, most: int = 12) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -10,9 +10,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from partlabel.classfile import read_rows
-from partlabel.errors import DataError, UsageError, suggest
-from partlabel.labels import ABSENT, PRESENT, UNKNOWN
+from partlabel.errors import DataError, UsageError
+from partlabel.labels import ABSENT, UNKNOWN
 from partlabel.metrics import (
     AveragePrecision,
     Bootstrap,
@@ -20,10 +19,12 @@ from partlabel.metrics import (
     PrecisionRecall,
     Result,
     Thresholds,
-    cut_in_groups,
 )
-from partlabel.metrics.average_precision import nothing_to_score
-from partlabel.scores import DenseScores, PairScores, ScoredPairs, open_scores
+from partlabel.metrics.average_precision import nothing_to_score, result_of
+from partlabel.metrics.pairs import Pairs
+from partlabel.pairfile import PairScores, ScoredPairs
+from partlabel.scorefile import counted
+from partlabel.scores import DenseScores, open_scores
 from partlabel.store import LabelStore
 from partlabel.tables import ClassTable
 
@@ -95,7 +96,7 @@ class Evaluation:
             for key in ("precision", "recall", "f1"):
                 columns[f"{key} at {name}"] = getattr(point, key).tolist()
         if self.thresholds is not None:
-            columns["threshold"] = self.thresholds.values.tolist()
+            columns["threshold"] = [repr(value) for value in self.thresholds.values.tolist()]
         return list(columns), [list(row) for row in zip(*columns.values(), strict=True)]
 
 
@@ -103,62 +104,62 @@ def collect(
     path: str | Path,
     store: LabelStore,
     *,
+    split: str | None = None,
     ties: Literal["grouped", "reference"] = "grouped",
     policy: Literal["drop", "zero"] = "drop",
     top_k: int | None = None,
     image_ids: Path | None = None,
     common: bool = False,
 ) -> tuple[AveragePrecision, Evaluation]:
-    """Read scores at the annotated pairs of a store, and score them."""
-    file = open_scores(path, store, image_ids=image_ids, common=common)
+    """Read scores at the annotated pairs of a store or of one split of it, and score them."""
+    if not len(store.classes):
+        raise DataError("has no classes", path=store.path, fix="nothing to score")
+    whole = None if split is None else store
+    store = store if split is None else store.split(split)
+    file = open_scores(path, store, image_ids=image_ids, common=common, whole=whole)
     metric = AveragePrecision(len(store.classes), ties=ties, policy=policy, top_k=top_k)
     if isinstance(file, PairScores):
-        images = _fill_pairs(metric, file)
+        _fill_pairs(metric, file)
     else:
-        images = _fill_dense(metric, file)
+        _fill_dense(metric, file)
     if not len(metric):
-        raise DataError("has no score of an annotated pair", path=path, fix="nothing to score")
-    import warnings
-
+        why = f" ({', '.join(file.left_out)})" if file.left_out else ""
+        what = f"has no score of an annotated pair{why}"
+        raise DataError(what, path=path, fix="nothing to score")
+    pairs = metric.collect(distributed=False)
+    left_out = list(file.left_out)
+    if isinstance(file, PairScores):
+        left_out += _compare_pairs(pairs, file, collected=len(metric))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # said below, as an error
-        result = metric.compute(distributed=False)
+        result = result_of(pairs, metric.num_classes, ties=ties, policy=policy)
     if not np.minimum(result.positives, result.negatives).any():
         raise DataError(nothing_to_score(result), path=path, fix="nothing to score")
     found = Evaluation(
         classes=store.classes,
-        images=images,
-        pairs=int(result.positives.sum() + result.negatives.sum()),
+        images=len(np.unique(_images(pairs))),
+        pairs=len(pairs.scores),
         result=result,
-        left_out=file.left_out,
+        left_out=left_out,
     )
     return metric, found
 
 
-def _fill_dense(metric: AveragePrecision, file: DenseScores) -> int:
-    images = 0
+def _fill_dense(metric: AveragePrecision, file: DenseScores) -> None:
     for rows, values in file.stretches():
         states = file.store.dense(rows)
         if not file.has_class.all():
             states[:, ~file.has_class] = UNKNOWN
             values[:, ~file.has_class] = -np.inf  # not among the best of an image either
         metric.update(values, states, images=rows)
-        images += len(rows)
-    return images
 
 
-def _fill_pairs(metric: AveragePrecision, file: PairScores) -> int:
+def _fill_pairs(metric: AveragePrecision, file: PairScores) -> None:
     if metric.top_k is not None:
         raise UsageError("--top-k needs the scores of all classes; this file has pairs")
-    seen = np.zeros(len(file.store), bool)
     for part in file.stretches():
         states = _states(file.store, part)
-        known = states != UNKNOWN
-        rows = part.rows[known]
-        metric.update_pairs(part.values[known], part.classes[known], states[known], images=rows)
-        seen[rows] = True
-    _compare_pairs(metric, file)
-    return int(seen.sum())
+        metric.update_pairs(part.values, part.classes, states, images=part.rows)
 
 
 def _states(store: LabelStore, pairs: ScoredPairs) -> npt.NDArray[np.int8]:
@@ -175,82 +176,53 @@ def _states(store: LabelStore, pairs: ScoredPairs) -> npt.NDArray[np.int8]:
     return np.where(known[at] == wanted, states[at], np.int8(missing))
 
 
-def _compare_pairs(metric: AveragePrecision, file: PairScores) -> None:
-    """Refuse pairs that are there twice, and annotated pairs without a score."""
-    pairs = metric.collect(distributed=False)
-    if len(pairs.scores) < len(metric):
-        again = len(metric) - len(pairs.scores)
-        raise DataError(f"{again:,} pairs of image and class are there twice", path=file.path)
+def _images(pairs: Pairs) -> Ints:
+    assert pairs.images is not None  # both ways of filling give them
+    return pairs.images.numpy()
+
+
+def _compare_pairs(pairs: Pairs, file: PairScores, *, collected: int) -> list[str]:
+    """Refuse pairs that are there twice; refuse or note annotated pairs without a score."""
+    if len(pairs.scores) < collected:
+        image, which = _shown(file.store, _first_twice(file))
+        what = f"the pair of image {image!r} and class {which!r} is there twice"
+        again = counted(collected - len(pairs.scores), "row", "rows")
+        raise DataError(what, path=file.path, fix=f"{again} too many")
     counts = file.store.counts()
     lacking = int(counts.positives.sum() + counts.negatives.sum()) - len(pairs.scores)
-    if lacking and file.common:
-        file.left_out.append(f"{lacking:,} annotated pairs have no score")
-    elif lacking:
-        image, which = _first_without_score(pairs, file.store)
-        what = f"has no score for {lacking:,} annotated pairs (image {image!r}, class {which!r})"
-        raise DataError(what, path=file.path, fix="--common evaluates what both have")
+    if lacking and not file.common:
+        image, which = _shown(file.store, _first_without_score(pairs, file.store))
+        number = counted(lacking, "annotated pair", "annotated pairs")
+        what = f"has no score for {number} (image {image!r}, class {which!r})"
+        raise DataError(what, path=file.path, fix=file.lookup.or_common())
+    without = counted(lacking, "annotated pair has no score", "annotated pairs have no score")
+    return [without] if lacking else []
 
 
-def _first_without_score(pairs: Any, store: LabelStore) -> tuple[str, str]:
+def _shown(store: LabelStore, pair: int) -> tuple[str, str]:
+    """Image and class of a pair numbered row by row."""
+    row, which = divmod(pair, len(store.classes))
+    return store.images.show_id(row), store.classes.ids[which]
+
+
+def _first_twice(file: PairScores) -> int:
+    count = len(file.store.classes)
+    numbers = [
+        (part.rows * count + part.classes)[_states(file.store, part) != UNKNOWN]
+        for part in file.stretches()
+    ]
+    known, times = np.unique(np.concatenate(numbers), return_counts=True)
+    return int(known[times > 1][0])
+
+
+def _first_without_score(pairs: Pairs, store: LabelStore) -> int:
     count = len(store.classes)
-    scored = np.unique(pairs.images.numpy() * count + pairs.classes.numpy())
-    for stretch in store.chunks(1 << 20):
-        rows = np.arange(stretch.start, stretch.stop)
-        for start in range(0, len(rows), 1024):
-            part = rows[start : start + 1024]
-            states = store.dense(part)
-            row, which = np.nonzero((states == PRESENT) | (states == ABSENT))
-            missing = ~np.isin(part[row] * count + which, scored)
-            if missing.any():
-                first = int(np.argmax(missing))
-                return store.images.show_id(int(part[row[first]])), store.classes.ids[which[first]]
+    scored = np.unique(_images(pairs) * count + pairs.classes.numpy())
+    for start in range(0, len(store), 1024):
+        rows = np.arange(start, min(start + 1024, len(store)))
+        row, which = np.nonzero(store.dense(rows) != UNKNOWN)
+        numbers = rows[row] * count + which
+        missing = ~np.isin(numbers, scored)
+        if missing.any():
+            return int(numbers[missing][0])
     raise AssertionError("no such pair")
-
-
-def named_classes(names: list[str], classes: ClassTable) -> dict[str, int]:
-    """Class ids or names, as people write them, into class indices."""
-    found = {}
-    lower = {name.lower(): i for i, name in reversed(list(enumerate(classes.names)))}
-    for name in names:
-        index = classes.index.get(name, lower.get(name.lower()))
-        if index is None:
-            raise UsageError(f"no class {name!r}; {suggest(name, (*classes.names, *classes.ids))}")
-        found[name] = index
-    return found
-
-
-def read_groups(path: Path, classes: ClassTable, *, parts: int, key: str) -> dict[str, Ints]:
-    """Groups of classes: from the annotations of a store, or from a csv ``class_id,group``."""
-    if path.is_dir():
-        store = LabelStore.open(path)
-        counts = store.counts()
-        order = classes.positions_in(store.classes)
-        number = counts.positives if key == "positives" else counts.positives + counts.negatives
-        return cut_in_groups(number[order], parts)
-    header, rows = read_rows(path)
-    if not {"class_id", "group"} <= set(header):
-        raise DataError(f"no such columns in {header}", path=path, fix="expected class_id, group")
-    groups: dict[str, list[int]] = {}
-    for line, row in enumerate(rows, 2):
-        index = classes.index.get(row.get("class_id", ""))
-        if index is None:
-            wrong = row.get("class_id", "")
-            fix = suggest(wrong, classes.ids)
-            raise DataError(f"no class {wrong!r}", path=path, line=line, fix=fix)
-        groups.setdefault(row.get("group", ""), []).append(index)
-    return {name: np.array(members) for name, members in groups.items()}
-
-
-def threshold_of(text: str, classes: ClassTable, *, logits: bool) -> float | npt.NDArray[Any]:
-    """A threshold from the command line: a probability, or a file of thresholds."""
-    try:
-        value = float(text)
-    except ValueError:
-        return Thresholds.read(text).align(classes)
-    if not 0 <= value <= 1:
-        raise UsageError(f"--threshold is a probability or a file, got {value}")
-    if not logits:
-        return value
-    if value in (0, 1):
-        return math.inf if value else -math.inf
-    return math.log(value) - math.log1p(-value)

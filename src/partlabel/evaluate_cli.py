@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -10,6 +12,7 @@ import typer
 from partlabel import terminal
 from partlabel.classfile import write_rows
 from partlabel.errors import UsageError
+from partlabel.scorefile import counted
 from partlabel.store import LabelStore
 
 if TYPE_CHECKING:
@@ -86,26 +89,27 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="print json")] = False,
 ) -> None:
     """Score predictions on what was annotated: AP, thresholds, calibration."""
-    _check_outputs([choose, per_class], overwrite=overwrite)
+    inputs = [scores, labels, image_ids, groups]
+    inputs += [Path(threshold)] if os.path.isfile(threshold) else []
+    _check_outputs([choose, per_class], inputs, overwrite=overwrite)
     if precision is not None and (choose is None or not 0 < precision <= 1):
         raise UsageError(
             "--precision is a share above 0, up to 1, and goes with --choose-thresholds"
         )
-    from partlabel import evaluate as evaluating
+    from partlabel import evaluate_options as options
     from partlabel import metrics
+    from partlabel.evaluate import collect
 
-    whole = LabelStore.open(labels)
-    store = whole if split is None else whole.split(split)
-    at = evaluating.threshold_of(threshold, store.classes, logits=scores_are == "logits")
-    wanted = evaluating.named_classes(class_ or [], store.classes)
+    store = LabelStore.open(labels)
+    at = options.threshold_of(threshold, store.classes, logits=scores_are == "logits")
+    wanted = options.named_classes(class_ or [], store.classes)
     grouped = (
-        {}
-        if groups is None
-        else evaluating.read_groups(groups, store.classes, parts=parts, key=group_key)
+        {} if groups is None else options.read_groups(groups, store, parts=parts, key=group_key)
     )
-    metric, found = evaluating.collect(
+    metric, found = collect(
         scores,
         store,
+        split=split,
         ties=ties,
         policy=policy,
         top_k=top_k,
@@ -114,7 +118,7 @@ def evaluate(
     )
     found.named = {name: float(found.result.per_class[i]) for name, i in wanted.items()}
     found.groups = found.result.groups(grouped)
-    _warn_of_probabilities(metric, scores_are)
+    _check_scale(scores, metric, scores_are)
     found.ece = metrics.calibration_error(metric, scores_are=scores_are).ece
     found.points[f"threshold {threshold}"] = metrics.precision_recall(metric, at)
     if top_k is not None:
@@ -137,35 +141,55 @@ def evaluate(
             terminal.note(f"written: {path}")
 
 
-def _warn_of_probabilities(metric: AveragePrecision, scores_are: str) -> None:
+def _check_scale(path: Path, metric: AveragePrecision, scores_are: str) -> None:
+    """Refuse logits that are said to be probabilities; ask where it looks the other way round."""
     values = metric.collect(distributed=False).scores
-    if scores_are == "logits" and values.min() >= 0 and values.max() <= 1:
+    low, high = float(values.min()), float(values.max())
+    inside = low >= 0 and high <= 1
+    if scores_are == "probabilities" and not inside:
+        what = f"scores from {low:.4g} to {high:.4g} are not probabilities"
+        raise UsageError(f"{path}: {what}; say --scores-are logits")
+    if scores_are == "logits" and inside:
         what = "all scores are in 0..1: say --scores-are probabilities?"
         terminal.warning(what, aside=True)
 
 
-def _check_outputs(paths: list[Path | None], *, overwrite: bool) -> None:
+def _check_outputs(
+    outputs: Sequence[Path | None], inputs: Sequence[Path | None], *, overwrite: bool
+) -> None:
     """Say before the work what would go wrong after it."""
+    paths = [path for path in outputs if path is not None]
+    there = {_real(path): path for path in inputs if path is not None and path.exists()}
     for path in paths:
-        if path is None:
-            continue
+        if path.is_dir():
+            raise UsageError(f"{path} is a folder; name a csv file to write")
+        for place in (_real(path), *_real(path).parents):
+            if place in there:
+                raise UsageError(f"{path} would write over the input {there[place]}; name another")
         if not path.absolute().parent.is_dir():
             raise UsageError(f"{path}: there is no folder {path.absolute().parent}; make it first")
         if path.exists() and not overwrite:
             raise UsageError(f"{path} exists; choose another name or add --overwrite")
+    if len({_real(path) for path in paths}) < len(paths):
+        raise UsageError(f"{paths[0]} cannot be both csv files; choose another name for one")
+
+
+def _real(path: Path) -> Path:
+    return Path(os.path.realpath(path))
 
 
 def _show(title: str, found: Evaluation) -> None:
     result = found.result
     counts = (
-        f"{found.pairs:,} annotated pairs ({result.positives.sum():,} present, "
-        f"{result.negatives.sum():,} absent) of {found.images:,} images"
+        f"{counted(found.pairs, 'annotated pair', 'annotated pairs')} "
+        f"({result.positives.sum():,} present, {result.negatives.sum():,} absent) "
+        f"of {counted(found.images, 'image', 'images')}"
     )
     c, o = (found.intervals.map_c, found.intervals.map_o) if found.intervals else (None, None)
     rows = {
         "scored": counts,
         "mAP(C)": _percent(result.map_c, c)
-        + f"  mean over {result.n_valid:,} of {len(found.classes):,} classes",
+        + f"  mean over {result.n_valid:,} of {_classes(len(found.classes))}",
         "mAP(O)": _percent(result.map_o, o) + "  weighted by positives",
     }
     reasons = {
@@ -175,10 +199,10 @@ def _show(title: str, found: Evaluation) -> None:
     }
     if any(reasons.values()):
         name = "left out" if result.n_valid < len(found.classes) else "not left out"
-        rows[name] = ", ".join(f"{n:,} classes without {what}" for what, n in reasons.items() if n)
+        rows[name] = ", ".join(f"{_classes(n)} without {what}" for what, n in reasons.items() if n)
     rows |= {f"AP of {name}": _percent(value) for name, value in found.named.items()}
     rows |= {
-        f"mAP of {name}": f"{_percent(group.map)}  {group.n_valid:,} of {group.classes:,} classes"
+        f"mAP of {name}": f"{_percent(group.map)}  {group.n_valid:,} of {_classes(group.classes)}"
         for name, group in found.groups.items()
     }
     for name, p in found.points.items():
@@ -189,6 +213,10 @@ def _show(title: str, found: Evaluation) -> None:
     terminal.rows(title, rows)
     for text in found.left_out:
         terminal.warning(f"left out: {text}")
+
+
+def _classes(count: int) -> str:
+    return counted(count, "class", "classes")
 
 
 def _three(kind: str, precision: float, recall: float, f1: float) -> str:

@@ -144,13 +144,13 @@ class Prior:
         if id_column is None or value_column is None:
             fix = "expected class_id and prior, or Classes and avg_pred"
             raise DataError(f"no such columns in {header}", path=path, line=1, fix=fix)
-        entries = [_entry(row, id_column, value_column) for row in rows]
-        bad = [number for number, entry in enumerate(entries, 2) if entry is None]
+        entries = [(line, _entry(row, id_column, value_column)) for line, row in rows]
+        bad = [line for line, entry in entries if entry is None]
         if bad:
             warnings.warn(
                 f"{path}: {len(bad)} rows left out, the first is line {bad[0]}", stacklevel=2
             )
-        good = [entry for entry in entries if entry is not None]
+        good = [entry for _, entry in entries if entry is not None]
         if not good:
             raise DataError("has no priors", path=path)
         try:

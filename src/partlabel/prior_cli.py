@@ -16,6 +16,7 @@ from partlabel.prior import Prior, count_prior
 from partlabel.scores import read_scores
 from partlabel.store import LabelStore
 from partlabel.tables import ClassTable
+from partlabel.train_cli import SetOption, read_config
 
 if TYPE_CHECKING:
     from partlabel.estimate import LogitHistogram
@@ -31,11 +32,21 @@ JsonOption = Annotated[bool, typer.Option("--json", help="print json")]
 
 @app.command()
 def estimate(
+    run_file: Annotated[
+        Path | None,
+        typer.Argument(help="a run file: train its first stage and estimate", metavar="[RUN.toml]"),
+    ] = None,
     *,
     scores: Annotated[
-        Path, typer.Option("--scores", help="scores of an Ignore-mode model, npy or parquet")
-    ],
-    labels: Annotated[Path, typer.Option("--labels", help="the store it was trained on")],
+        Path | None, typer.Option("--scores", help="scores of an Ignore-mode model, npy or parquet")
+    ] = None,
+    labels: Annotated[
+        Path | None, typer.Option("--labels", help="the store it was trained on, with --scores")
+    ] = None,
+    run: Annotated[
+        Path | None, typer.Option("--run", help="the folder of a run in Ignore mode")
+    ] = None,
+    sets: SetOption = None,
     scores_are: Annotated[
         Literal["logits", "probabilities"], typer.Option("--scores-are", help="what the scores are")
     ] = "logits",
@@ -48,29 +59,69 @@ def estimate(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Estimate the prior from saved scores."""
-    from partlabel.estimate import estimate_prior
-
-    store = LabelStore.open(labels)
+    """Estimate the prior from saved scores, from a run's model, or by training one."""
+    given = [name for name in (run_file, scores, run) if name is not None]
+    if len(given) != 1 or (scores is None) != (labels is None):
+        raise UsageError("give one of RUN.toml, --run FOLDER, or --scores FILE with --labels STORE")
     if not out.absolute().parent.is_dir():
         raise UsageError(f"{out}: there is no folder {out.absolute().parent}; make it first")
     if out.exists() and not overwrite:
         raise UsageError(f"{out} exists; choose another --out or add --overwrite")
     with _warnings_shown():
-        seen = _histogram(scores, store, scores_are)
-        prior = estimate_prior(seen, store.classes, store.counts(), images=len(store), use=use)
-    prior.write(out)
-    entries = list(prior.classes.values())
-    if as_json:
-        terminal.json_text(
-            {"out": str(out), "sum": float(prior.values.sum()), "classes": len(prior)}
-        )
+        if scores is not None and labels is not None:
+            prior: Prior | None = _from_scores(scores, LabelStore.open(labels), scores_are, use)
+        else:
+            prior = _by_training(run_file, run, sets, use)
+    if prior is None:  # not the process that writes
         return
-    terminal.note(f"{out}: {len(prior)} classes, sum of priors {prior.values.sum():.2f}")
+    prior.write(out)
+    _show(prior, out, as_json=as_json)
+
+
+def _show(prior: Prior, out: Path, *, as_json: bool) -> None:
+    entries = list(prior.classes.values())
+    total = float(prior.values.sum())
+    if as_json:
+        terminal.json_text({"out": str(out), "sum": total, "classes": len(prior)})
+        return
+    terminal.note(f"{out}: {len(prior)} classes, sum of priors {total:.2f}")
     worst = sorted(entries, key=lambda entry: -entry.deficiency)[:10]
     terminal.note("most under-annotated: images estimated (annotated)")
     for entry in worst:
         terminal.note(f"  {entry.class_name}: {entry.estimated_images:,.0f} ({entry.positives:,})")
+
+
+def _from_scores(
+    path: Path, store: LabelStore, scores_are: str, use: Literal["mean", "em"]
+) -> Prior:
+    from partlabel.estimate import estimate_prior
+
+    seen = _histogram(path, store, scores_are)
+    return estimate_prior(seen, store.classes, store.counts(), images=len(store), use=use)
+
+
+def _by_training(
+    run_file: Path | None, run: Path | None, sets: list[str] | None, use: Literal["mean", "em"]
+) -> Prior | None:
+    """The prior by the first stage of a run file, or by the model in a run's folder."""
+    if run_file is not None:
+        config = read_config(run_file, [*(sets or []), f"prior.use={use}"])
+    elif sets:
+        raise UsageError("--set goes with a run file")
+    from partlabel.processes import processes
+    from partlabel.runfolder import RunFolder
+    from partlabel.stages import Run
+    from partlabel.watching import TrainingProgress
+
+    if run_file is None and run is not None:
+        config = RunFolder.existing(run).config.replaced(prior={"use": use})
+    with (
+        processes(config.train.device) as here,
+        TrainingProgress(shown=here.main, processes=here.world) as watcher,
+    ):
+        made = Run(config, processes=here, watcher=watcher)
+        prior = made.estimated() if run is None else made.prior_of_model(RunFolder(run))
+        return prior if here.main else None
 
 
 def _histogram(path: Path, store: LabelStore, kind: str) -> LogitHistogram:

@@ -63,9 +63,9 @@ class EntropyMax(PartialLoss):
         self.warmup = whole("warmup", warmup, 0)
         self.epochs = whole("epochs", epochs, 1)
         self.share = number("share", share, 0.0, 1.0)
-        self.batchwise = num_images is not None
+        self.batchwise = bool(num_images)
         self.register_buffer("labels", None)
-        if num_images is None:
+        if not num_images:
             return
         if warmup >= epochs:
             raise ValueError(f"warmup must be less than epochs ({epochs}), got {warmup}")
@@ -77,7 +77,7 @@ class EntropyMax(PartialLoss):
         if rows * classes * 2 / 1e9 > max_state_gb:
             raise ValueError(
                 f"entropy_max needs {rows * classes * 2 / 1e9:.1f} GB for {rows} x {classes} "
-                f"pseudo-labels; max_state_gb is {max_state_gb:g}, num_images=None leaves them out"
+                f"pseudo-labels; max_state_gb is {max_state_gb:g}, num_images=0 leaves them out"
             )
         self.labels = torch.full((rows, classes), torch.nan, dtype=torch.float16)
         self.register_buffer("histogram", torch.zeros(classes, _BINS, dtype=torch.int64))

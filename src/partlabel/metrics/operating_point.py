@@ -47,7 +47,7 @@ def precision_recall(
     Args:
         metric: What collected the pairs.
         threshold: A class is predicted where its score is at least this; one number or one per
-            class, on the scale of the scores. None: no threshold.
+            class, on the scale of the scores and rounded as these are. None: no threshold.
         top_k: A class is predicted only where it is among the ``metric.top_k`` best of its image.
         distributed: Gather from all processes where there are several.
     """
@@ -58,7 +58,10 @@ def precision_recall(
         at = np.broadcast_to(np.asarray(threshold, np.float64), (count,))
         if np.isnan(at).any():
             raise ValueError("a threshold is NaN")
-        predicted &= pairs.scores.double().numpy() >= at[pairs.classes.numpy()]
+        scores = pairs.scores.numpy()
+        with np.errstate(over="ignore"):
+            at = at.astype(scores.dtype)  # 0.7 in float32 is a bit less: it must equal itself
+        predicted &= scores >= at[pairs.classes.numpy()]
     elif not top_k:
         raise ValueError("give a threshold, or top_k=True, or both")
     if top_k:

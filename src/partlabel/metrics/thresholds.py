@@ -78,7 +78,7 @@ class Thresholds:
             fix = "expected class_id and threshold"
             raise DataError(f"no such columns in {header}", path=path, line=1, fix=fix)
         entries = []
-        for line, row in enumerate(rows, 2):
+        for line, row in rows:
             try:
                 entries.append(_entry(row))
             except (KeyError, ValueError) as error:

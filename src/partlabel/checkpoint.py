@@ -1,0 +1,195 @@
+"""Checkpoints: a folder for each, written in one step, without a pickle in it.
+
+``checkpoints/step-00000120/`` holds ``state.json`` (format, step, what the model is, and everything
+that is not a tensor), ``classes.csv``, and the tensors as safetensors: ``model``, ``average``,
+``optimiser``, ``loss``. A crash or a full disk leaves the checkpoints that were there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from partlabel.errors import ClassMismatchError, StoreError
+from partlabel.folder import new_folder
+from partlabel.tables import ClassTable
+
+FORMAT = 1
+_NAME = re.compile(r"step-(\d+)")
+
+
+@dataclass
+class Checkpoint:
+    """What a checkpoint holds."""
+
+    step: int
+    classes: ClassTable
+    description: dict[str, Any]
+    """Of the model: backbone, head, input; what must agree to load it."""
+    tensors: dict[str, dict[str, Tensor]]
+    """By part: model, average, optimiser, loss."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """The rest, as json."""
+    path: Path | None = None
+
+
+def save(folder: Path, checkpoint: Checkpoint, *, keep: int = 2) -> Path:
+    """Write a checkpoint into ``folder``, and then remove all but the newest few."""
+    from safetensors.torch import save_file
+
+    path = folder / f"step-{checkpoint.step:08d}"
+    state = {
+        "format": FORMAT,
+        "step": checkpoint.step,
+        "model": checkpoint.description,
+        "parts": {part: len(tensors) for part, tensors in checkpoint.tensors.items()},
+        "facts": checkpoint.facts,
+    }
+    if path.exists():  # of a run that came as far as this before and was resumed from an older one
+        shutil.rmtree(path)
+    try:
+        with new_folder(path, overwrite=False) as temporary:
+            for part, tensors in checkpoint.tensors.items():
+                whole = {
+                    name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()
+                }
+                try:
+                    save_file(_unshared(whole), temporary / f"{part}.safetensors")
+                except Exception as error:  # safetensors has its own exception for a full disk
+                    if "Io" in str(error) or "No space" in str(error):
+                        raise OSError(28, "No space left on device") from error
+                    raise
+            checkpoint.classes.write(temporary / "classes.csv")
+            (temporary / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
+    except StoreError as error:
+        last = newest(folder)
+        kept = f"the last good one is {last.name}" if last else "there is none yet"
+        raise StoreError(
+            f"{path}: cannot write the checkpoint ({_reason(error)}); {kept}; "
+            "make room and run the same command again"
+        ) from error
+    for old in all_of(folder)[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
+    return path
+
+
+def load(path: Path) -> Checkpoint:
+    """Read a checkpoint; refuses one that is damaged or of a newer format."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        if state["format"] > FORMAT:
+            raise StoreError(
+                f"{path}: format {state['format']} is newer than this partlabel ({FORMAT}); "
+                "upgrade it"
+            )
+        tensors = {}
+        for part, count in state["parts"].items():
+            tensors[part] = load_file(path / f"{part}.safetensors")
+            if len(tensors[part]) != count:
+                raise ValueError(f"{part} has {len(tensors[part])} tensors, not {count}")
+        classes = ClassTable.read(path / "classes.csv")
+        return Checkpoint(
+            state["step"], classes, state["model"], tensors, state["facts"], path=path
+        )
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise StoreError(f"{path}: damaged checkpoint ({error}); remove it") from error
+
+
+def all_of(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, oldest first."""
+    if not folder.is_dir():
+        return []
+    found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
+    return sorted(found, key=lambda path: int(path.name[5:]))
+
+
+def newest(folder: Path) -> Path | None:
+    """The newest checkpoint, if there is any."""
+    found = all_of(folder)
+    return found[-1] if found else None
+
+
+def refuse_other(checkpoint: Checkpoint, classes: ClassTable, description: dict[str, Any]) -> None:
+    """Refuse a checkpoint that was made for other classes or another model."""
+    place = f"{checkpoint.path}: " if checkpoint.path else ""
+    if checkpoint.classes.ids != classes.ids:
+        try:
+            classes.positions_in(checkpoint.classes)
+        except ClassMismatchError as error:
+            raise ClassMismatchError(f"{place}made for other classes: {error}") from error
+        raise ClassMismatchError(f"{place}made for the same classes in another order")
+    for key, value in json.loads(json.dumps(description)).items():
+        there = checkpoint.description.get(key)
+        if there != value:
+            raise StoreError(
+                f"{place}made for another model: {key} is {there!r} there and {value!r} here"
+            )
+
+
+def optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The state of an optimiser by number of the parameter."""
+    state = optimiser.state_dict()["state"]
+    return {
+        f"{number}.{name}": value if isinstance(value, Tensor) else torch.tensor(value)
+        for number, entries in state.items()
+        for name, value in entries.items()
+    }
+
+
+def load_optimiser(optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Go on from what :func:`optimiser_tensors` gave."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        number, name = key.split(".", 1)
+        state.setdefault(int(number), {})[name] = value
+    now = optimiser.state_dict()
+    optimiser.load_state_dict({"state": state, "param_groups": now["param_groups"]})
+
+
+def module_tensors(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The state of a module as tensors and json; extra state may hold both."""
+    tensors: dict[str, Tensor] = {}
+    facts: dict[str, Any] = {}
+    for key, value in module.state_dict().items():
+        if isinstance(value, Tensor):
+            tensors[key] = value
+        else:
+            facts[key] = {k: v for k, v in value.items() if not isinstance(v, Tensor)}
+            tensors |= {f"{key}/{k}": v for k, v in value.items() if isinstance(v, Tensor)}
+    return tensors, facts
+
+
+def load_module(module: nn.Module, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+    """Go on from what :func:`module_tensors` gave."""
+    state: dict[str, Any] = {key: dict(value) for key, value in facts.items()}
+    for key, value in tensors.items():
+        place, _, name = key.partition("/")
+        if name:
+            state[place][name] = value
+        else:
+            state[key] = value
+    module.load_state_dict(state)
+
+
+def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of tensors that share memory, which safetensors refuses."""
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        if tensor.numel() and tensor.data_ptr() in seen:
+            tensors[name] = tensor.clone()
+        seen.add(tensor.data_ptr())
+    return tensors
+
+
+def _reason(error: StoreError) -> str:
+    return "no space left on the disk" if "no space left" in str(error) else str(error)

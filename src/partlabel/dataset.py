@@ -1,0 +1,268 @@
+"""Store and images into batches: which images each step takes, and how they get to the device.
+
+Everything follows from (seed, epoch, step): shuffling, sharding and a start in mid-epoch are exact,
+and depend neither on the number of workers nor on that of processes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from partlabel.augment import Augment
+from partlabel.draw import mix, seed_key
+from partlabel.images import ImageError, ImageSource, decode
+from partlabel.labels import ABSENT, UNKNOWN
+from partlabel.store import LabelStore
+from partlabel.tables import Rows
+
+_TRIES = 100  # neighbours asked for an image before giving up
+
+
+class Plan(NamedTuple):
+    """The images of one (part of a) step, for one process."""
+
+    epoch: int
+    step: int
+    rows: Rows
+
+
+class Skipped(NamedTuple):
+    """An image that could not be read."""
+
+    row: int
+    reason: str
+
+
+class Loaded(NamedTuple):
+    """A batch as workers give it: images as bytes, labels as three short arrays."""
+
+    plan: Plan
+    images: Tensor
+    position: Tensor
+    classes: Tensor
+    states: Tensor
+    skipped: list[Skipped]
+
+
+@dataclass(frozen=True)
+class Order:
+    """Which images each step takes.
+
+    Args:
+        count: Images in all.
+        batch_size: Images of one step, over all processes and parts.
+        seed: Of the shuffling.
+        parts: In how many parts a step is computed (gradient accumulation).
+        rank: This process.
+        world: How many there are.
+    """
+
+    count: int
+    batch_size: int
+    seed: int
+    parts: int = 1
+    rank: int = 0
+    world: int = 1
+
+    def __post_init__(self) -> None:
+        if self.batch_size % (self.parts * self.world):
+            by = f"{self.world} processes x {self.parts} parts"
+            raise ValueError(f"batch_size {self.batch_size} cannot be cut evenly for {by}")
+        if self.batch_size > self.count:
+            raise ValueError(f"batch_size {self.batch_size} exceeds the {self.count} images")
+
+    @property
+    def steps(self) -> int:
+        """Steps of an epoch; images that do not fill a last one wait for the next epoch."""
+        return self.count // self.batch_size
+
+    def shuffled(self, epoch: int) -> Rows:
+        """All images in the order of an epoch; numbers of our own, so no library changes it."""
+        key = mix(np.array([epoch], np.uint64) + seed_key(self.seed, "order"))
+        return np.argsort(mix(np.arange(self.count, dtype=np.uint64) + key), kind="stable")
+
+    def plans(self, start: int, stop: int) -> Iterator[Plan]:
+        """The parts of the steps from ``start`` to ``stop``, through all epochs."""
+        rows, known = np.empty(0, np.int64), -1
+        size = self.batch_size // (self.parts * self.world)
+        for step in range(start, stop):
+            epoch, within = divmod(step, self.steps)
+            if epoch != known:
+                rows, known = self.shuffled(epoch), epoch
+            for part in range(self.parts):
+                first = within * self.batch_size + (part * self.world + self.rank) * size
+                yield Plan(epoch, step, rows[first : first + size])
+
+
+class _Plans(Sampler[Plan]):
+    def __init__(self, order: Order, start: int, stop: int) -> None:
+        self.order, self.start, self.stop = order, start, stop
+
+    def __iter__(self) -> Iterator[Plan]:
+        return self.order.plans(self.start, self.stop)
+
+
+class _Listed(Sampler[Plan]):
+    def __init__(self, rows: Rows, size: int) -> None:
+        self.rows, self.size = rows, size
+
+    def __iter__(self) -> Iterator[Plan]:
+        for step, start in enumerate(range(0, len(self.rows), self.size)):
+            yield Plan(0, step, self.rows[start : start + self.size])
+
+
+class LabelledImages(Dataset[Loaded]):
+    """Images and labels of a store, one batch for each plan.
+
+    Args:
+        store: The labels.
+        source: Where the bytes of the images are.
+        size: Side of the square the images are resized to.
+        augment: What is done to the images; None for evaluation.
+        replace: An image that cannot be read is replaced by the next one of the store, so that a
+            batch keeps its size everywhere; else it is left out.
+    """
+
+    def __init__(
+        self,
+        store: LabelStore,
+        source: ImageSource,
+        *,
+        size: int,
+        augment: Augment | None = None,
+        replace: bool = False,
+    ) -> None:
+        self.store, self.source, self.size = store, source, size
+        self.augment, self.replace = augment, replace
+
+    def __getitem__(self, plan: Plan) -> Loaded:
+        images, rows, skipped = [], [], []
+        draws = None if self.augment is None else self.augment.draw(plan.epoch, plan.rows)
+        for i, row in enumerate(plan.rows.tolist()):
+            for _ in range(_TRIES):
+                try:
+                    images.append(self._image(row, draws, i))
+                    rows.append(row)
+                    break
+                except ImageError as error:
+                    skipped.append(Skipped(row, str(error)))
+                    if not self.replace:
+                        break
+                    row = (row + 1) % len(self.store)
+            else:
+                raise ImageError(f"{_TRIES} images in a row cannot be read: {skipped[-1].reason}")
+        there = np.array(rows, np.int64)
+        position, classes, states = (torch.from_numpy(p) for p in self.store.batch(there))
+        empty = torch.empty((0, 3, self.size, self.size), dtype=torch.uint8)
+        pixels = torch.stack(images) if images else empty
+        return Loaded(plan._replace(rows=there), pixels, position, classes, states, skipped)
+
+    def _image(self, row: int, draws: Any, i: int) -> Tensor:
+        data = self.source.read(row)
+        if self.augment is None:
+            return decode(data, self.size)
+        image = decode(data, self.size, crop=self.augment.crop(draws, i))
+        return self.augment.one(image, draws, i)
+
+    def steps(self, order: Order, start: int, stop: int, *, workers: int) -> Iterator[Loaded]:
+        """Training batches of the steps from ``start`` to ``stop``; one set of workers for all."""
+        return self._loader(_Plans(order, start, stop), workers)
+
+    def listed(self, rows: Rows, *, batch_size: int, workers: int) -> Iterator[Loaded]:
+        """Batches of given images, in order."""
+        return self._loader(_Listed(rows, batch_size), workers)
+
+    def _loader(self, sampler: Sampler[Plan], workers: int) -> Iterator[Loaded]:
+        return iter(
+            DataLoader(
+                self,
+                batch_size=None,
+                sampler=sampler,
+                collate_fn=_as_it_is,
+                num_workers=workers,
+                pin_memory=torch.cuda.is_available(),
+                prefetch_factor=4 if workers else None,
+                multiprocessing_context="fork" if workers and hasattr(os, "fork") else None,
+            )
+        )
+
+
+def _as_it_is(loaded: Any) -> Any:
+    return loaded
+
+
+class OnDevice(NamedTuple):
+    """A batch where the model is."""
+
+    plan: Plan
+    images: Tensor
+    """uint8 (B, 3, S, S)"""
+    states: Tensor
+    """int8 (B, C)"""
+    rows: Tensor
+    """int64 (B,), the rows of the images in the store."""
+    skipped: list[Skipped]
+
+
+def to_device(loaded: Loaded, store: LabelStore, device: torch.device) -> OnDevice:
+    """Bring a batch to the device and make its labels dense there."""
+    images = loaded.images.to(device, non_blocking=True)
+    labels = (loaded.position, loaded.classes, loaded.states)
+    states = labels_on(device, store, len(loaded.plan.rows), *labels)
+    rows = torch.from_numpy(loaded.plan.rows).to(device, non_blocking=True)
+    return OnDevice(loaded.plan, images, states, rows, loaded.skipped)
+
+
+def labels_on(
+    device: torch.device,
+    store: LabelStore,
+    images: int,
+    position: Tensor,
+    classes: Tensor,
+    states: Tensor,
+) -> Tensor:
+    """Labels of a batch, dense on the device: int8 (images, classes)."""
+    fill = ABSENT if store.complete else UNKNOWN
+    dense = torch.full((images, len(store.classes)), fill, dtype=torch.int8, device=device)
+    dense[position.to(device, non_blocking=True), classes.to(device, non_blocking=True)] = (
+        states.to(device, non_blocking=True)
+    )
+    return dense
+
+
+def ahead(batches: Iterator[Loaded], store: LabelStore, device: torch.device) -> Iterator[OnDevice]:
+    """Batches on the device; on a GPU the next one is copied while this one is computed on."""
+    if device.type != "cuda":
+        for loaded in batches:
+            yield to_device(loaded, store, device)
+        return
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    waiting: OnDevice | None = None
+    for loaded in batches:
+        with torch.cuda.stream(stream):
+            coming = to_device(loaded, store, device)
+        if waiting is not None:
+            yield waiting
+        torch.cuda.current_stream(device).wait_stream(stream)
+        for part in (coming.images, coming.states, coming.rows):
+            part.record_stream(torch.cuda.current_stream(device))
+        waiting = coming
+    if waiting is not None:
+        yield waiting
+
+
+def workers_for(device: torch.device, wanted: int | None, *, local_world: int = 1) -> int:
+    """How many workers read images: as wanted, or the cores there are for each process."""
+    if wanted is not None:
+        return wanted
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    share = (cores or 1) // max(local_world, 1)
+    return min(max(share, 1), 16) if device.type == "cuda" else 0

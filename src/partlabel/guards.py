@@ -1,0 +1,85 @@
+"""What stops a run before it goes wrong: a loss that is not finite, too many unreadable images."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from partlabel.dataset import OnDevice
+from partlabel.errors import DataError, PartlabelError
+from partlabel.processes import Processes
+from partlabel.rundata import Part
+from partlabel.runfolder import RunFolder
+
+_FIRST_LOOK = 0.5  # stop at once where more than this share of the first images cannot be read
+_BEHIND = 8  # steps a check may be behind on a GPU
+
+
+class LossGuard:
+    """Looks at every loss, as soon as that does not wait for the device."""
+
+    def __init__(self, folder: RunFolder, part: Part) -> None:
+        self.folder, self.part = folder, part
+        self._pending: deque[tuple[OnDevice, int, Tensor, Any]] = deque()
+
+    def watch(self, batch: OnDevice, step: int, value: Tensor) -> None:
+        """Remember a loss, and look at those that have come."""
+        event = None
+        if value.device.type == "cuda":
+            value = value.to("cpu", non_blocking=True)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+        self._pending.append((batch._replace(images=batch.images[:0]), step, value, event))
+        self.check(wait=False)
+
+    def check(self, *, wait: bool) -> None:
+        """Stop the run at a loss that is not finite; the ids of its batch are saved."""
+        while self._pending:
+            batch, step, value, event = self._pending[0]
+            if event is not None:
+                if wait or len(self._pending) > _BEHIND:
+                    event.synchronize()
+                elif not event.query():
+                    return
+            self._pending.popleft()
+            if not math.isfinite(float(value)):
+                rows = batch.plan.rows.tolist()
+                name = f"not-finite-step-{step}.csv"
+                path = self.folder.write_ids(name, rows, self.part.store.images)
+                raise DataError(
+                    f"the loss is {float(value)} at step {step}; the ids of its images are in {path}",
+                    fix="look at these images, lower [optim] lr, or set [train] precision to fp32",
+                )
+
+
+class SkipGuard:
+    """Counts the images that could not be read, and stops the run where there are too many."""
+
+    def __init__(self, folder: RunFolder, part: Part, *, most: float) -> None:
+        self.folder, self.part, self.most = folder, part, most
+        self.skipped: dict[int, str] = {}
+
+    def note(self, batch: OnDevice) -> None:
+        """Remember what a batch had to do without."""
+        self.skipped |= dict(batch.skipped)
+
+    def check(self, processes: Processes, *, seen: int) -> None:
+        """Share what is known, write skipped.csv, and stop if it is too much."""
+        for theirs in processes.gather(self.skipped):
+            self.skipped |= theirs
+        count, whole = len(self.skipped), len(self.part.store)
+        if not count:
+            return
+        if processes.main:
+            self.folder.write_skipped(self.skipped, self.part.store.images)
+        if count > self.most * whole or count > _FIRST_LOOK * max(seen, 1):
+            reason = next(iter(self.skipped.values()))
+            raise PartlabelError(
+                f"{count:,} of {whole:,} images cannot be read, more than [images] max_skipped "
+                f"({self.most:.1%}) allows; {self.folder.path / 'skipped.csv'} lists them, the first: "
+                f"{reason}"
+            )

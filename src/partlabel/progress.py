@@ -1,0 +1,79 @@
+"""How far a walk over images is: a bar with images per second and time left, or lines."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+from partlabel import terminal
+
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+class _Rate(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        rate = task.finished_speed or task.speed
+        return Text(f"{rate:,.0f} images/s" if rate else "")
+
+
+class ImageProgress:
+    """Shows how many images are done.
+
+    Args:
+        total: Of all processes.
+        processes: How many there are; one is watched, and the others are as fast.
+        shown: False for all processes but one.
+    """
+
+    def __init__(self, total: int, *, processes: int = 1, shown: bool = True) -> None:
+        self.total, self.processes, self.shown = total, processes, shown
+        self._done = 0
+        self._bar: Progress | None = None
+        self._began = self._said = time.monotonic()
+
+    def __enter__(self) -> ImageProgress:
+        if self.shown and terminal.err.is_terminal:
+            columns = (
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                TextColumn("{task.completed:,.0f} of {task.total:,.0f} images"),
+                _Rate(),
+                TimeRemainingColumn(),
+            )
+            self._bar = Progress(*columns, console=terminal.err, transient=True)
+            self._task = self._bar.add_task("predicting", total=self.total)
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def advance(self, images: int) -> None:
+        """So many more are done here."""
+        self._done = min(self._done + images * self.processes, self.total)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self._done)
+        now = time.monotonic()
+        if self._bar is not None or not self.shown or now - self._said < _SECONDS_BETWEEN_LINES:
+            return
+        self._said = now
+        rate = self._done / (now - self._began)
+        left = (self.total - self._done) / max(rate, 1e-9)
+        text = f"{self._done:,} of {self.total:,} images, {rate:,.0f} images/s, {left:,.0f} s left"
+        terminal.err.print(text, markup=False)

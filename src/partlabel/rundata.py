@@ -1,0 +1,77 @@
+"""The data of a run: stores, their splits, and where their images are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from partlabel.config import Config
+from partlabel.errors import ClassMismatchError, UsageError
+from partlabel.images import ImageSource, open_images
+from partlabel.store import LabelStore
+
+_TRAIN, _VAL = ("train",), ("val", "validation")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Images and labels of one purpose."""
+
+    store: LabelStore
+    source: ImageSource
+    name: str
+    """For people: the store, and its split."""
+    columns: npt.NDArray[np.int64] | None = None
+    """Where each class of the store is among the model's classes, if not in the same place."""
+
+
+def training_part(config: Config) -> Part:
+    """What the model is trained on."""
+    whole = LabelStore.open(config.data.train)
+    return _part(config, config.data.train, whole, config.data.train_split, _TRAIN, val=False)
+
+
+def validation_part(config: Config, train: Part) -> Part | None:
+    """What the model is evaluated on, if there is anything."""
+    path = config.data.val or config.data.train
+    whole = LabelStore.open(path)
+    split = config.data.val_split
+    if config.data.val is None and split is None:
+        there = [name for name in _VAL if name in whole.images.split_counts]
+        if not there:
+            return None
+    part = _part(config, path, whole, split, _VAL, val=True)
+    if part.store.classes.ids == train.store.classes.ids:
+        return part
+    try:
+        columns = part.store.classes.positions_in(train.store.classes)
+    except ClassMismatchError as error:
+        raise ClassMismatchError(f"{path} and {config.data.train}: {error}") from error
+    return Part(part.store, part.source, part.name, columns)
+
+
+def _part(
+    config: Config,
+    path: Path,
+    whole: LabelStore,
+    split: str | None,
+    automatic: tuple[str, ...],
+    *,
+    val: bool,
+) -> Part:
+    name = split or next((n for n in automatic if n in whole.images.split_counts), None)
+    store = whole if name is None else whole.split(name)
+    if not len(store):
+        raise UsageError(f"{path}: has no images" + (f" in split {name!r}" if name else ""))
+    root = config.images.root
+    if val and config.images.val_root is not None:
+        root = config.images.val_root
+    if root is None:
+        if not whole.origin.image_root:
+            raise UsageError("[images] root: says where the images are, and is missing")
+        root = Path(whole.origin.image_root)
+    source = open_images(config.images.kind, root, store, cache=config.images.cache)
+    return Part(store, source, f"{path} ({name})" if name else str(path))
