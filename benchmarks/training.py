@@ -11,6 +11,7 @@ the store, the selective loss, EMA.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -25,9 +26,11 @@ import torch
 from partlabel import ClassTable, ImageTable, LabelStore
 from partlabel.assemble import Assembler
 from partlabel.config import Config
+from partlabel.dataset import Order
 from partlabel.model import build_model
 from partlabel.processes import Processes
 from partlabel.stages import Run
+from partlabel.train import Stopped
 
 
 def make_data(folder: Path, *, images: int, classes: int, seed: int = 0) -> Path:
@@ -87,58 +90,96 @@ def bare(backbone: str, *, size: int, batch: int, classes: int, device: str, ste
 
 
 class Clock:
-    """Times the steps of a training; stops it after enough of them."""
+    """Times the steps of a training, looks at what the GPU does in some more, and stops it."""
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: int, profiled: int) -> None:
         self.began = time.perf_counter()
         self.first: float | None = None
         self.times: list[float] = []
-        self.steps = steps
+        self.steps, self.profiled = steps, profiled
+        self.profiler: Any = None
+        self.busy: float | None = None
+        self.largest: list[str] = []
 
     def step(self, done: int, total: int, *, images: int, loss: float | None) -> None:
-        if self.first is None:
+        count = len(self.times)
+        if count in (0, self.steps // 2, self.steps - 1, self.steps + self.profiled):
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
+        if self.first is None:
             self.first = time.perf_counter() - self.began
-        if len(self.times) == self.steps // 2 and torch.cuda.is_available():
-            torch.cuda.synchronize()
         self.times.append(time.perf_counter())
+        if torch.cuda.is_available() and count == self.steps:
+            self.profiler = torch.profiler.profile(
+                activities=[torch.profiler.ProfilerActivity.CUDA]
+            )
+            self.profiler.start()
+        if self.profiler is not None and count == self.steps + self.profiled:
+            self.profiler.stop()
+            self._look(self.times[-1] - self.times[self.steps])
+
+    def _look(self, seconds: float) -> None:
+        spans, names = [], {}
+        for event in self.profiler.events():
+            if event.device_type == torch.autograd.DeviceType.CUDA:
+                spans.append((event.time_range.start, event.time_range.end))
+                names[event.name] = names.get(event.name, 0) + event.time_range.elapsed_us()
+        busy, end = 0.0, 0.0
+        for start, stop in sorted(spans):
+            busy += max(stop - max(start, end), 0)
+            end = max(end, stop)
+        self.busy = busy / 1e6 / seconds
+        ranked = sorted(names.items(), key=lambda item: -item[1])[:6]
+        self.largest = [f"{us / 1e3 / self.profiled:.2f} ms {name[:60]}" for name, us in ranked]
 
     def say(self, text: str) -> None:
         pass
 
     def stopping(self) -> bool:
-        return len(self.times) >= self.steps
+        return len(self.times) > self.steps + self.profiled + 1
 
     @property
     def per_step(self) -> float:
         """Seconds of a step, over the second half."""
-        half = self.times[self.steps // 2 :]
+        half = self.times[self.steps // 2 : self.steps]
         return (half[-1] - half[0]) / (len(half) - 1)
 
 
 def loop(folder: Path, settings: dict[str, Any], *, steps: int, name: str) -> dict[str, Any]:
     """Our training, data included, for some steps."""
-    from partlabel.train import Stopped
-
     settings = {**settings, "out": str(folder / f"run-{name}")}
     config = Config.from_dict(settings)
-    device = (
-        torch.device("cuda", 0) if settings["train"]["device"] == "cuda" else torch.device("cpu")
-    )
-    clock = Clock(steps)
-    try:
-        Run(config, processes=Processes(device=device), watcher=clock)()
-    except Stopped:
-        pass
-    return {"name": name, "ms": 1000 * clock.per_step, "first_step_s": clock.first}
+    cuda = settings["train"]["device"] == "cuda"
+    clock = Clock(steps, profiled=10)
+    with contextlib.suppress(Stopped):
+        processes = Processes(device=torch.device("cuda", 0) if cuda else torch.device("cpu"))
+        Run(config, processes=processes, watcher=clock)()
+    found = {"name": name, "ms": 1000 * clock.per_step, "first_step_s": clock.first}
+    if clock.busy is not None:
+        found |= {"gpu_busy": clock.busy, "largest": clock.largest}
+    return found
+
+
+def data_alone(folder: Path, settings: dict[str, Any], *, steps: int) -> dict[str, Any]:
+    """Batches on the device, without a model."""
+    cuda = settings["train"]["device"] == "cuda"
+    processes = Processes(device=torch.device("cuda", 0) if cuda else torch.device("cpu"))
+    config = Config.from_dict(settings)
+    run = Run(config, processes=processes, watcher=Clock(1, 1))
+    supply = run._supply(config, run.train, training=True)
+    order = Order(len(run.train.store), config.train.batch_size, 0)
+    times = []
+    for _ in supply.steps(order, 0, steps):
+        times.append(time.perf_counter())
+    half = times[steps // 2 :]
+    return {"name": "data alone", "ms": 1000 * (half[-1] - half[0]) / (len(half) - 1)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--small", action="store_true", help="tiny sizes, to try it")
-    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--json", help="also write the numbers there")
     asked = parser.parse_args()
     small = asked.small
@@ -171,18 +212,25 @@ def main() -> None:
             "compiled, flip": {"images": {"augment": "flip"}, "train": {"compile": not small}},
             "compiled, paper's RandAugment": {"train": {"compile": not small}},
         }
+        for augment in ("flip", "paper"):
+            images = {**settings["images"], "augment": augment}
+            entry = data_alone(folder, {**settings, "images": images}, steps=steps)
+            found.append({**entry, "name": f"data alone, {augment}"})
         for label, changes in variants.items():
             changed = {k: {**settings[k], **changes.get(k, {})} for k in settings}
             found.append(loop(folder, changed, steps=steps, name=label))
             print(json.dumps(found[-1]), flush=True)
-    print(
-        f"{'batch ' + str(batch) + ', ' + backbone:40} ms a step   images/s   share of bare   first step s"
-    )
+    title = f"batch {batch}, {backbone}"
+    print(f"{title:32} ms a step   images/s  share of bare  first step s  GPU busy")
     for entry in found:
         share = 1000 * alone / entry["ms"]
-        first = f"{entry['first_step_s']:12.1f}" if "first_step_s" in entry else ""
+        first = f"{entry['first_step_s']:13.1f}" if "first_step_s" in entry else ""
+        busy = f"{entry['gpu_busy']:9.1%}" if "gpu_busy" in entry else ""
         rate = 1000 * batch / entry["ms"]
-        print(f"{entry['name']:40} {entry['ms']:9.2f} {rate:10,.0f} {share:14.1%} {first}")
+        print(f"{entry['name']:32} {entry['ms']:9.2f} {rate:10,.0f} {share:14.1%} {first} {busy}")
+    for entry in found:
+        for line in entry.get("largest", []):
+            print(f"  {entry['name']}: {line}")
     if asked.json:
         Path(asked.json).write_text(json.dumps(found, indent=2))
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 
+from partlabel import pixels
 from partlabel.augment import AUGMENTS, Augment, Draws
 from partlabel.errors import UsageError
 from partlabel.images import decode
@@ -139,8 +140,9 @@ def test_flat_images_come_out_as_from_pillow(name: str, value: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["none", "flip", "paper", "crop"])
-def test_one_is_batch(name: str) -> None:
-    augment = Augment(name, seed=3, size=48, flip=name == "paper")
+@pytest.mark.parametrize(("cutout", "flip"), [(0.5, True), (0.0, False)])
+def test_one_is_batch(name: str, cutout: float, flip: bool) -> None:
+    augment = Augment(name, seed=3, size=48, flip=flip, cutout=cutout)
     images, rows = pictures(8, 48).repeat(25, 1, 1, 1), np.arange(200) * 7919
     kept = images.clone()
     draws = augment.draw(4, rows)
@@ -150,6 +152,14 @@ def test_one_is_batch(name: str) -> None:
     for i in range(200):
         assert torch.equal(augment.one(images[i], draws, i), done[i])
     assert torch.equal(images, kept)
+
+
+def test_the_way_of_a_device_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    augment = Augment("paper", seed=3, size=48, flip=True)
+    images, draws = pictures(8, 48).repeat(50, 1, 1, 1), augment.draw(4, np.arange(400))
+    by_host = augment.batch(images, draws)
+    monkeypatch.setattr(pixels, "by_host", lambda images: False)
+    assert torch.equal(augment.batch(images, draws), by_host)
 
 
 @pytest.mark.gpu
@@ -185,21 +195,14 @@ def same(a: Draws, b: Draws) -> bool:
     return all(x is y is None or np.array_equal(x, y) for x, y in zip(flat_a, flat_b, strict=True))
 
 
-def rows_of(draws: Draws, rows: np.ndarray) -> Draws:
-    crop = None if draws.crop is None else draws.crop[rows]
-    cutout = None if draws.cutout is None else draws.cutout[rows]
-    chosen = Chosen(*(part[rows] for part in draws.chosen))
-    return Draws(draws.key[rows], draws.flip[rows], crop, cutout, draws.colour[rows], chosen)
-
-
 @pytest.mark.parametrize("name", AUGMENTS)
 def test_a_draw_depends_on_seed_epoch_and_row_alone(name: str) -> None:
     augment = Augment(name, seed=5, size=64)
     rows = np.random.default_rng(0).permutation(10_000)[:500]
     whole = augment.draw(2, rows)
     assert same(whole, augment.draw(2, rows.astype(np.uint64)))
-    assert same(augment.draw(2, rows[::-3]), rows_of(whole, np.arange(500)[::-3]))
-    assert same(augment.draw(2, rows[:0]), rows_of(whole, np.arange(0)))
+    assert same(augment.draw(2, rows[::-3]), whole.of(np.arange(500)[::-3]))
+    assert same(augment.draw(2, rows[:0]), whole.of(slice(0)))
     for other in (augment.draw(3, rows), Augment(name, seed=6, size=64).draw(2, rows)):
         assert not (other.key == whole.key).any()
 

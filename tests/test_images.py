@@ -134,6 +134,17 @@ def test_every_format_is_as_pillow_reads_it(name: str) -> None:
     assert difference(FORMATS[name]()) <= 1
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_no_format_makes_a_warning(name: str) -> None:
+    decode(FORMATS[name](), SIZE)
+
+
+@pytest.mark.parametrize("kind", ["PCX", "TGA", "ICO", "SGI"])
+def test_rare_formats_are_not_opened(kind: str) -> None:
+    with pytest.raises(ImageError, match="known format"):
+        decode(saved(pixels(), kind), SIZE)
+
+
 def test_of_sixteen_bits_the_upper_eight_are_taken() -> None:
     ramp = np.arange(65536, dtype=np.uint16).reshape(256, 256)
     done = decode(saved(Image.fromarray(ramp), "PNG"), 256)

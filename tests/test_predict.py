@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,9 +20,8 @@ import pytest
 from partlabel import ClassTable, LabelStore
 from partlabel import evaluate as evaluating
 from partlabel.metrics import Thresholds
-from partlabel.pictures import FilePictures, find_images, store_images
+from partlabel.pictures import FilePictures, Picture, find_images, store_images
 from partlabel.predict import Predictor, Scored, select, share
-from tests.conftest import store_from
 from tests.tiny_run import (
     CLASSES,
     add_validation,
@@ -196,7 +196,9 @@ def test_dense_parquet_is_logits_that_evaluate_reads(place: Place) -> None:
 
 
 def test_pairs_parquet_that_evaluate_reads(place: Place) -> None:
-    command("predict", "--run", place.run, "--images", place.store, "--top-k", "5", "-o", "s.parquet")
+    command(
+        "predict", "--run", place.run, "--images", place.store, "--top-k", "5", "-o", "s.parquet"
+    )
     found = table("s.parquet")
     assert set(found) == {"image_id", "class_id", "score"}
     assert len(found["score"]) == 5 * IMAGES
@@ -280,8 +282,10 @@ def test_ids_of_a_store_are_as_evaluate_wants_them(place: Place) -> None:
         "int": np.array([-3, 0, 7, 2**40], np.int64),
     }.items():
         image_store(place.photos, states, ids=ids).save(f"{kind}.labels")
-        command("predict", "--run", place.run, "--images", f"{kind}.labels", "-o", f"{kind}.parquet")
-        metric, found = evaluating.collect(f"{kind}.parquet", LabelStore.open(f"{kind}.labels"))
+        command(
+            "predict", "--run", place.run, "--images", f"{kind}.labels", "-o", f"{kind}.parquet"
+        )
+        _, found = evaluating.collect(f"{kind}.parquet", LabelStore.open(f"{kind}.labels"))
         assert found.images == 4
     assert table("int.parquet")["image_id"] == [-3, 0, 7, 2**40]
     assert table("hex.parquet")["image_id"][2] == f"{2**63:016x}"
@@ -391,9 +395,8 @@ def test_missing_labels_are_unknown_and_above_precise_thresholds(
     at = choose_thresholds(metric, place.opened.classes, precision=0.6, min_support=1).values
     _, logits = all_logits(place)
     states = place.opened.dense(range(IMAGES))
-    wanted = {
-        (f"img{i}", CLASSES[c]) for i, c in zip(*np.nonzero((logits >= at) & (states == 0)))
-    }
+    missing = np.argwhere((logits >= at) & (states == 0))
+    wanted = {(f"img{i}", CLASSES[c]) for i, c in missing}
     with open("m.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert wanted
@@ -433,7 +436,7 @@ def test_classes_that_never_reach_the_precision_are_named(
         "predict", "--run", place.run, "--missing", place.store, "--thresholds", "t.csv",
         "-o", "m.csv",
     )  # fmt: skip
-    assert "1 of 5 classes" in capsys.readouterr().err
+    assert "1 of 5 classes are ruled out, so nothing of them: c2" in capsys.readouterr().err
     with open("m.csv", newline="") as file:
         assert "c2" not in {row["class_id"] for row in csv.DictReader(file)}
 
@@ -443,7 +446,11 @@ def test_nothing_is_missing_in_a_complete_store(
 ) -> None:
     image_store(place.photos, some_states(3) > 0, complete=True).save("c.labels")
     command("predict", "--run", place.run, "--missing", "c.labels")
-    assert "is complete: every label is known, so none is missing" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "is complete: every label is known, so none is missing" in said.err
+    assert said.out == "image_id,class_id,class_name,score,threshold,path\n"
+    command("predict", "--run", place.run, "--missing", "c.labels", "-o", "m.csv")
+    assert Path("m.csv").read_text() == said.out
 
 
 def test_a_store_with_other_classes_is_refused_with_the_difference(place: Place) -> None:
@@ -506,6 +513,9 @@ def test_mistakes_are_one_line(place: Place, in_tmp: Path) -> None:
         (*run, *photos, "--min-support", "3"): "--min-support goes with --missing",
         (*run, "--missing", place.store, "--top-k", "3"): "--top-k goes with --images",
         (*run, "--missing", place.store, "--precision", "2"): "--precision is a share",
+        (*run, "--missing", place.store, "--precision", "1", "--thresholds", "0.5"): (
+            "--precision goes with --missing without --thresholds"
+        ),
         (*run, "--missing", place.store, "--thresholds", "none"): "--missing needs thresholds",
         (*run, *photos, "--split", "val"): "--split goes with a store",
         (*run, *photos, place.store): "is a store; name it alone",
@@ -542,18 +552,14 @@ def test_a_model_that_gives_no_numbers_is_refused(in_tmp: Path) -> None:
     assert sorted(os.listdir()) == ["a.png", "run"]
 
 
-def test_a_full_disk_leaves_what_was_there(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_what_was_there(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("s.parquet").write_text("old")
 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("partlabel.predictions.ParquetTable.close", full)
-    said = refusal(
-        "predict", "--run", place.run, place.photos, "-o", "s.parquet", "--overwrite"
-    )
+    said = refusal("predict", "--run", place.run, place.photos, "-o", "s.parquet", "--overwrite")
     assert said == "s.parquet: cannot be written (No space left on device)"
     assert Path("s.parquet").read_text() == "old"
     assert os.listdir() == ["s.parquet"]
@@ -572,6 +578,49 @@ def test_many_classes_come_in_the_bottleneck(in_tmp: Path) -> None:
     draw_image(in_tmp / "photos" / "a.png", 1)
     command("predict", "--run", run, "photos", "-o", "s.parquet")
     assert len(table("s.parquet")["scores"][0]) == 5001
+
+
+def test_images_are_listed_only_as_they_are_read(place: Place) -> None:
+    listed = 0
+
+    class Endless:
+        """As many images as nobody could hold in memory."""
+
+        ids_are = "string"
+
+        def __len__(self) -> int:
+            return 10**12
+
+        def part(self, start: int, stop: int) -> Iterator[Picture]:
+            nonlocal listed
+            for i in range(start, stop):
+                listed += 1
+                yield Picture(f"image {i}", i)
+
+        def read(self, picture: Picture) -> bytes:
+            return (place.photos / f"img/{int(picture.place) % IMAGES:03}.png").read_bytes()
+
+    found = Predictor.open(place.run).scores(Endless(), batch_size=4)
+    assert [len(next(found).pictures) for _ in range(3)] == [4, 4, 4]
+    assert listed <= 4 * 4
+
+
+@pytest.mark.gpu
+def test_a_gpu_gives_the_same(place: Place) -> None:
+    import torch
+
+    pictures = find_images([place.photos])
+    on_gpu = Predictor.open(place.run, device=torch.device("cuda"))
+    found = list(on_gpu.scores(pictures, batch_size=4, workers=1))
+    assert sum(len(scored.pictures) for scored in found) == IMAGES
+    logits = np.concatenate([scored.logits for scored in found])
+    wanted = all_logits(place)[1]
+    np.testing.assert_allclose(logits, wanted, rtol=0.05, atol=0.05 * np.abs(wanted).max())
+    best = list(on_gpu.scores(pictures, batch_size=4, top_k=2))
+    top = np.concatenate([scored.logits for scored in best])
+    np.testing.assert_allclose(top, -np.sort(-logits, axis=1)[:, :2], rtol=0.01, atol=0.01)
+    command("predict", "--run", place.run, place.photos, "-o", "s.parquet", "--device", "cuda")
+    assert len(table("s.parquet")["scores"]) == IMAGES
 
 
 # Several processes
@@ -604,7 +653,7 @@ def test_two_processes_write_the_same_file(place: Place) -> None:
         ["s.parquet"],
         ["s.jsonl", "--top-k", "2"],
     ):
-        arguments = ("predict", "--run", place.run, "photos", *options, "--batch-size", "2")
+        arguments = ("predict", "-r", place.run, "photos", *options, "--batch-size", "2")
         together(*arguments, "-o", f"two-{name}")
         command(*arguments, "-o", f"one-{name}")
     one, two = table("one-s.parquet"), table("two-s.parquet")
@@ -615,10 +664,13 @@ def test_two_processes_write_the_same_file(place: Place) -> None:
     for a, b in zip(map(json.loads, first), map(json.loads, second), strict=True):
         assert a["image"] == b["image"]
         assert [label["id"] for label in a["labels"]] == [label["id"] for label in b["labels"]]
-    arguments = ("predict", "--run", place.run, "--missing", place.store, "--precision", "0.6")
+    arguments = ("predict", "-r", place.run, "--missing", place.store, "--precision", "0.6")
     together(*arguments, "--min-support", "1", "-o", "two-m.csv", "--limit", "6")
     command(*arguments, "--min-support", "1", "-o", "one-m.csv", "--limit", "6")
-    rows = [list(csv.DictReader(Path(f"{n}-m.csv").open())) for n in ("one", "two")]
+    rows = [
+        list(csv.DictReader(Path(f"{name}-m.csv").read_text().splitlines()))
+        for name in ("one", "two")
+    ]
     assert [[r["image_id"], r["class_id"]] for r in rows[0]] == [
         [r["image_id"], r["class_id"]] for r in rows[1]
     ]

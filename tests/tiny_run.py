@@ -56,9 +56,7 @@ def make_run(folder: Path, *, classes: ClassTable | None = None, **settings: Any
 
 def image_store(root: Path, states: Any, *, suffix: str = ".png", **options: Any) -> LabelStore:
     """A store with images on the disk."""
-    store = store_from(
-        states, paths=[f"img/{i:03}{suffix}" for i in range(len(states))], **options
-    )
+    store = store_from(states, paths=[f"img/{i:03}{suffix}" for i in range(len(states))], **options)
     for i, path in enumerate(store.images.paths(range(len(store)))):
         draw_image(root / str(path), i)
     return store.with_labels(store.indptr, store.codes, image_root=str(root))
@@ -81,7 +79,10 @@ def command(*arguments: str | Path) -> None:
     app = typer.Typer()
     app.command()(predict_cli.predict)
     app.command()(export_cli.export)
-    app([str(argument) for argument in arguments], standalone_mode=False)
+    texts = [str(argument) for argument in arguments]
+    if texts[0] == "predict" and "--device" not in texts:
+        texts += ["--device", "cpu"]  # the same numbers everywhere
+    app(texts, standalone_mode=False)
 
 
 def refusal(*arguments: str | Path) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,8 @@ _AREAS = {"crop": (0.75, 1.0), "timm": (0.08, 1.0)}  # shares of the image that 
 _RATIO = 4 / 3  # a crop is at most so much wider or higher than the image's own shape
 
 
-class Draws(NamedTuple):
+@dataclass(frozen=True)
+class Draws:
     """What happens to some images, one row each."""
 
     key: Keys
@@ -49,6 +50,17 @@ class Draws(NamedTuple):
 
     def __len__(self) -> int:
         return len(self.key)
+
+    def of(self, rows: Any) -> Draws:
+        """The draws of some of the images."""
+        return Draws(
+            self.key[rows],
+            self.flip[rows],
+            None if self.crop is None else self.crop[rows],
+            None if self.cutout is None else self.cutout[rows],
+            self.colour[rows],
+            Chosen(*(part[rows] for part in self.chosen)),
+        )
 
 
 @dataclass(frozen=True)
@@ -140,10 +152,13 @@ class Augment:
         if self.name == "timm":
             image = image.flip(2) if draws.flip[i] else image
             return _timm_one(image, int(draws.key[i]))
-        return self._done(image[None], _some(draws, slice(i, i + 1)))[0]
+        return self._done(image[None], draws.of(slice(i, i + 1)))[0]
 
     def batch(self, images: Tensor, draws: Draws, *, cropped: bool = False) -> Tensor:
-        """Do to images what was drawn for them; equal to :meth:`one` but for shears, within 1.
+        """Do to images what was drawn for them.
+
+        On the CPU the bytes are those of :meth:`one`. Another device may round a shear otherwise,
+        by 1 of 255.
 
         Args:
             images: uint8 (B, 3, S, S) on any device; they stay as they are.
@@ -229,17 +244,6 @@ def _cropped(images: Tensor, boxes: npt.NDArray[np.float64]) -> Tensor:
     grid = torch.stack([x[:, None].expand(-1, size, -1), y[:, :, None].expand(-1, -1, size)], dim=3)
     taken = grid_sample(images.float(), grid, padding_mode="border", align_corners=False)
     return to_bytes(taken.add_(0.5))
-
-
-def _some(draws: Draws, rows: slice) -> Draws:
-    return Draws(
-        draws.key[rows],
-        draws.flip[rows],
-        None if draws.crop is None else draws.crop[rows],
-        None if draws.cutout is None else draws.cutout[rows],
-        draws.colour[rows],
-        Chosen(*(part[rows] for part in draws.chosen)),
-    )
 
 
 def _timm_one(image: Tensor, key: int) -> Tensor:

@@ -45,6 +45,8 @@ class Loaded(NamedTuple):
     """A batch as workers give it: images as bytes, labels as three short arrays."""
 
     plan: Plan
+    rows: Tensor
+    """The images that are there: those of the plan, or others in place of unreadable ones."""
     images: Tensor
     position: Tensor
     classes: Tensor
@@ -127,6 +129,7 @@ class LabelledImages(Dataset[Loaded]):
         source: Where the bytes of the images are.
         size: Side of the square the images are resized to.
         augment: What is done to the images; None for evaluation.
+        on_device: Leave all but the crop to whoever has the batch on the device.
         replace: An image that cannot be read is replaced by the next one of the store, so that a
             batch keeps its size everywhere; else it is left out.
     """
@@ -138,10 +141,11 @@ class LabelledImages(Dataset[Loaded]):
         *,
         size: int,
         augment: Augment | None = None,
+        on_device: bool = False,
         replace: bool = False,
     ) -> None:
         self.store, self.source, self.size = store, source, size
-        self.augment, self.replace = augment, replace
+        self.augment, self.on_device, self.replace = augment, on_device, replace
 
     def __getitem__(self, plan: Plan) -> Loaded:
         images, rows, skipped = [], [], []
@@ -163,14 +167,14 @@ class LabelledImages(Dataset[Loaded]):
         position, classes, states = (torch.from_numpy(p) for p in self.store.batch(there))
         empty = torch.empty((0, 3, self.size, self.size), dtype=torch.uint8)
         pixels = torch.stack(images) if images else empty
-        return Loaded(plan._replace(rows=there), pixels, position, classes, states, skipped)
+        return Loaded(plan, torch.from_numpy(there), pixels, position, classes, states, skipped)
 
     def _image(self, row: int, draws: Any, i: int) -> Tensor:
         data = self.source.read(row)
         if self.augment is None:
             return decode(data, self.size)
         image = decode(data, self.size, crop=self.augment.crop(draws, i))
-        return self.augment.one(image, draws, i)
+        return image if self.on_device else self.augment.one(image, draws, i)
 
     def steps(self, order: Order, start: int, stop: int, *, workers: int) -> Iterator[Loaded]:
         """Training batches of the steps from ``start`` to ``stop``; one set of workers for all."""
@@ -189,10 +193,17 @@ class LabelledImages(Dataset[Loaded]):
                 collate_fn=_as_it_is,
                 num_workers=workers,
                 pin_memory=torch.cuda.is_available(),
-                prefetch_factor=4 if workers else None,
+                prefetch_factor=2 if workers else None,
+                worker_init_fn=_give_way,
                 multiprocessing_context="fork" if workers and hasattr(os, "fork") else None,
             )
         )
+
+
+def _give_way(worker: int) -> None:
+    """Let the process that feeds the GPU go first: a step must not wait for decoding ahead."""
+    if hasattr(os, "nice"):
+        os.nice(10)
 
 
 def _as_it_is(loaded: Any) -> Any:
@@ -212,12 +223,17 @@ class OnDevice(NamedTuple):
     skipped: list[Skipped]
 
 
-def to_device(loaded: Loaded, store: LabelStore, device: torch.device) -> OnDevice:
-    """Bring a batch to the device and make its labels dense there."""
+def to_device(
+    loaded: Loaded, store: LabelStore, device: torch.device, augment: Augment | None = None
+) -> OnDevice:
+    """Bring a batch to the device, make its labels dense and do what is left to augment there."""
     images = loaded.images.to(device, non_blocking=True)
+    if augment is not None:
+        draws = augment.draw(loaded.plan.epoch, loaded.plan.rows)
+        images = augment.batch(images, draws, cropped=True)
     labels = (loaded.position, loaded.classes, loaded.states)
-    states = labels_on(device, store, len(loaded.plan.rows), *labels)
-    rows = torch.from_numpy(loaded.plan.rows).to(device, non_blocking=True)
+    states = labels_on(device, store, len(loaded.rows), *labels)
+    rows = loaded.rows.to(device, non_blocking=True)
     return OnDevice(loaded.plan, images, states, rows, loaded.skipped)
 
 
@@ -238,17 +254,22 @@ def labels_on(
     return dense
 
 
-def ahead(batches: Iterator[Loaded], store: LabelStore, device: torch.device) -> Iterator[OnDevice]:
-    """Batches on the device; on a GPU the next one is copied while this one is computed on."""
+def ahead(
+    batches: Iterator[Loaded],
+    store: LabelStore,
+    device: torch.device,
+    augment: Augment | None = None,
+) -> Iterator[OnDevice]:
+    """Batches on the device; on a GPU the next one is made ready while this one is computed on."""
     if device.type != "cuda":
         for loaded in batches:
-            yield to_device(loaded, store, device)
+            yield to_device(loaded, store, device, augment)
         return
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     waiting: OnDevice | None = None
     for loaded in batches:
         with torch.cuda.stream(stream):
-            coming = to_device(loaded, store, device)
+            coming = to_device(loaded, store, device, augment)
         if waiting is not None:
             yield waiting
         torch.cuda.current_stream(device).wait_stream(stream)
@@ -264,5 +285,5 @@ def workers_for(device: torch.device, wanted: int | None, *, local_world: int = 
     if wanted is not None:
         return wanted
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    share = (cores or 1) // max(local_world, 1)
+    share = (cores or 1) // max(local_world, 1) - 2  # one to launch kernels, one to pin memory
     return min(max(share, 1), 16) if device.type == "cuda" else 0

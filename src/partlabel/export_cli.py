@@ -15,7 +15,7 @@ _SUFFIXES = {".onnx": "onnx", ".pt2": "pt2", ".safetensors": "safetensors"}
 
 def export(
     *,
-    run: Annotated[Path, typer.Option("--run", help="the folder of a run")],
+    run: Annotated[Path, typer.Option("--run", "-r", help="the folder of a run")],
     out: Annotated[Path, typer.Option("--out", "-o", help="the file to write")],
     format_: Annotated[
         Literal["onnx", "pt2", "safetensors"] | None,

@@ -24,22 +24,29 @@ class LossGuard:
 
     def __init__(self, folder: RunFolder, part: Part) -> None:
         self.folder, self.part = folder, part
-        self._pending: deque[tuple[OnDevice, int, Tensor, Any]] = deque()
+        self._pending: deque[tuple[Tensor, int, Tensor, Any]] = deque()
+        self._pinned: Tensor | None = None
+        self._count = 0
 
     def watch(self, batch: OnDevice, step: int, value: Tensor) -> None:
         """Remember a loss, and look at those that have come."""
         event = None
         if value.device.type == "cuda":
-            value = value.to("cpu", non_blocking=True)
+            # Into pinned memory: a copy to other memory waits for all that is queued before it.
+            if self._pinned is None:
+                self._pinned = torch.empty(2 * _BEHIND, pin_memory=True)
+            place = self._pinned[self._count % len(self._pinned)]
+            self._count += 1
+            value = place.copy_(value, non_blocking=True)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
-        self._pending.append((batch._replace(images=batch.images[:0]), step, value, event))
+        self._pending.append((batch.rows, step, value, event))
         self.check(wait=False)
 
     def check(self, *, wait: bool) -> None:
         """Stop the run at a loss that is not finite; the ids of its batch are saved."""
         while self._pending:
-            batch, step, value, event = self._pending[0]
+            rows, step, value, event = self._pending[0]
             if event is not None:
                 if wait or len(self._pending) > _BEHIND:
                     event.synchronize()
@@ -47,11 +54,10 @@ class LossGuard:
                     return
             self._pending.popleft()
             if not math.isfinite(float(value)):
-                rows = batch.plan.rows.tolist()
                 name = f"not-finite-step-{step}.csv"
-                path = self.folder.write_ids(name, rows, self.part.store.images)
+                path = self.folder.write_ids(name, rows.tolist(), self.part.store.images)
                 raise DataError(
-                    f"the loss is {float(value)} at step {step}; the ids of its images are in {path}",
+                    f"the loss is {float(value)} at step {step}; the ids of its batch are in {path}",
                     fix="look at these images, lower [optim] lr, or set [train] precision to fp32",
                 )
 
@@ -80,6 +86,5 @@ class SkipGuard:
             reason = next(iter(self.skipped.values()))
             raise PartlabelError(
                 f"{count:,} of {whole:,} images cannot be read, more than [images] max_skipped "
-                f"({self.most:.1%}) allows; {self.folder.path / 'skipped.csv'} lists them, the first: "
-                f"{reason}"
+                f"({self.most:.1%}) allows; see {self.folder.path / 'skipped.csv'}; the first: {reason}"
             )

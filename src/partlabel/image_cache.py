@@ -80,6 +80,8 @@ def found_in(wanted: Any, there: Any) -> tuple[Rows, int | None]:
     import pyarrow.compute as pc
 
     first = np.asarray(pc.fill_null(pc.index_in(wanted, value_set=there), -1), np.int64)
+    if len(there.unique()) == len(there):
+        return first, None
     # Found from the end at another place, it is there more than once.
     back = pc.index_in(wanted, value_set=there.take(np.arange(len(there))[::-1]))
     last = len(there) - 1 - np.asarray(pc.fill_null(back, len(there)), np.int64)

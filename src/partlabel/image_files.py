@@ -7,6 +7,7 @@ import os
 import re
 import stat
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -20,6 +21,7 @@ from partlabel.tables import ImageTable, Rows
 
 _LEAVES = re.compile(r"^[/\\]|^[A-Za-z]:[/\\]|(^|[/\\])\.\.([/\\]|$)")
 _SAMPLE = 32  # images looked for when a folder is opened
+_LISTED = 1000  # entries of a folder looked at for a suggestion
 _OPEN_FILES = 128  # far below what a process may have
 _ROWS_AT_ONCE = 1 << 16
 
@@ -99,7 +101,7 @@ def open_folder(root: Path, store: LabelStore) -> FolderImages:
 
 def _other_root(root: Path, name: str) -> str:
     """Which folder was probably meant."""
-    there = sorted(root.iterdir())
+    there = sorted(islice(root.iterdir(), _LISTED))
     folders = [root.parent, *(entry for entry in there if entry.is_dir())]
     for folder in folders:
         if not _LEAVES.search(name) and (folder / name).is_file():

@@ -124,7 +124,7 @@ def _append(images: Any, out: BinaryIO) -> Any:
     """Write the bytes of an Arrow array; gives the size of each image, 0 for none."""
     import pyarrow as pa
 
-    images = images.fill_null(b"").cast(pa.large_binary())
+    images = images.cast(pa.large_binary())
     _, bounds, data = images.buffers()
     ends = np.frombuffer(bounds, np.int64)[images.offset : images.offset + len(images) + 1]
     if data is not None:

@@ -25,8 +25,8 @@ _COMPRESSED = {
     b"\xfd7zXZ": ("xz", "unxz"),
     b"\x28\xb5\x2f\xfd": ("zstandard", "unzstd"),
 }
-# The key of a WebDataset sample ends at the first dot; "key.mask.png" is not its image.
-_KEY = r"(?i)^(?P<key>[^.]+)\.(?:jpe?g|png|webp|bmp|gif|tiff?|jp2|ppm)$"
+# An image by the key of its sample: of "key.json", "key.mask.png" and "key.jpg" the last.
+_KEY = r"(?i)^(?P<key>.+)\.(?:jpe?g|png|webp|bmp|gif|tiff?|jp2|ppm)$"
 
 
 def open_tar(root: Path, store: LabelStore, cache: Path | None) -> PackedImages:

@@ -115,6 +115,14 @@ def print_missing(work: Work, file: TextIO, wanted: Wanted) -> Outcome:
     return outcome
 
 
+def write_none(out: Path | None, file: TextIO) -> None:
+    """Write a table without rows."""
+    if out is None:
+        csv.writer(file, lineterminator="\n").writerow(COLUMNS)
+    else:
+        write_rows(out, COLUMNS, [])
+
+
 def _find(work: Work, wanted: Wanted, skips: SkippedFile) -> tuple[Found, Outcome]:
     """What this process's share of the images has; only what passes is kept."""
     kept: list[Found] = [Found(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, "f4"))]

@@ -18,8 +18,8 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from partlabel.errors import StoreError, UsageError
-from partlabel.predict import Skipped
 from partlabel.processes import Processes
+from partlabel.reading import Skipped
 
 _FIRST = 5  # of the images that cannot be read are shown
 _LOOK = 0.2

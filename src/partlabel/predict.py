@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,27 +12,20 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
 
+from partlabel.checkpoint import refuse_other
 from partlabel.config import Config
 from partlabel.errors import DataError, UsageError
-from partlabel.images import ImageError, decode
 from partlabel.metrics import Thresholds
-from partlabel.model import Classifier, rebuild_model
+from partlabel.model import Classifier, build_model, description
 from partlabel.pictures import Picture, Pictures
+from partlabel.reading import Read, Skipped, Stretch
 from partlabel.runfolder import RunFolder
 from partlabel.scoring import chosen_precision, precision_context
 from partlabel.tables import ClassTable, Rows
 from partlabel.trained import usable_checkpoint
 
 Floats = npt.NDArray[np.float32]
-
-
-class Skipped(NamedTuple):
-    """An image that could not be read."""
-
-    key: str
-    reason: str
 
 
 class Scored(NamedTuple):
@@ -77,11 +68,12 @@ class Predictor:
         found = usable_checkpoint(folder, say=lambda text: None)
         if found is None:
             raise UsageError(f"{folder.path}: has no checkpoint yet; train it first")
-        model = rebuild_model(found.description)
+        model = rebuild(found.description)
+        refuse_other(found, found.classes, description(model))  # timm may know it otherwise now
         model.load_state_dict(found.tensors["average"])
         model = model.to(device).eval()
         if device.type == "cuda":
-            model = model.to(memory_format=torch.channels_last)
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return cls(folder, folder.config, found.classes, model, device, found.step)
 
     def thresholds(self) -> Thresholds | None:
@@ -112,9 +104,9 @@ class Predictor:
             columns: Give these classes in this order, in place of all.
         """
         stop = len(pictures) if stop is None else stop
-        loader = _loader(pictures, start, stop, self.model.info.size, batch_size, workers)
+        part = Stretch(pictures, start, stop)
         waiting: _Result | None = None
-        for read in loader:
+        for read in part.batches(batch_size, size=self.model.info.size, workers=workers):
             coming = self._forward(read, top_k, columns)
             if waiting is not None:
                 yield waiting.get()
@@ -123,12 +115,12 @@ class Predictor:
             yield waiting.get()
 
     @torch.inference_mode()
-    def _forward(self, read: _Read, top_k: int | None, columns: Rows | None) -> _Result:
+    def _forward(self, read: Read, top_k: int | None, columns: Rows | None) -> _Result:
         """Begin a batch; on a GPU the one before is taken care of meanwhile."""
         model, device = self.model, self.device
-        context = precision_context(
-            device, chosen_precision(self.config.train.precision, self.device)
-        )
+        # As the run was evaluated; but a CPU is slow in half precision, or lacks it.
+        wanted = self.config.train.precision if device.type == "cuda" else "fp32"
+        context = precision_context(device, chosen_precision(wanted, device))
         if not len(read.images):
             width = len(self.classes) if columns is None else len(columns)
             empty = torch.empty((0, width if top_k is None else min(top_k, width)))
@@ -150,6 +142,19 @@ class Predictor:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
         return _Result(read, logits, which, event)
+
+
+def rebuild(what: dict[str, Any]) -> Classifier:
+    """A model as described in a checkpoint, without its weights."""
+    return build_model(
+        what["backbone"],
+        what["classes"],
+        weights=None,
+        head=what["head"],
+        bottleneck=what["bottleneck"],
+        auxiliary=what["auxiliary"],
+        image_size=what["size"],
+    )
 
 
 def share(count: int, rank: int, world: int) -> tuple[int, int]:
@@ -178,7 +183,9 @@ def select(scored: Scored, thresholds: npt.NDArray[np.float64] | None) -> Labels
 
 def probabilities(logits: Floats) -> Floats:
     """Logits as probabilities, exact also where they are small."""
-    found: Floats = torch.from_numpy(np.ascontiguousarray(logits)).sigmoid().numpy()
+    # In float64: torch rounds float32 otherwise at the end of an array than within.
+    wide = torch.from_numpy(np.ascontiguousarray(logits)).double()
+    found: Floats = wide.sigmoid().float().numpy()
     return found
 
 
@@ -194,18 +201,10 @@ def logit(probability: float) -> float:
     return math.log(probability) - math.log1p(-probability)
 
 
-class _Read(NamedTuple):
-    """A batch as workers give it."""
-
-    pictures: list[Picture]
-    images: Tensor
-    skipped: list[Skipped]
-
-
 class _Result(NamedTuple):
     """A batch that may still be computed."""
 
-    read: _Read
+    read: Read
     logits: Tensor
     classes: Tensor | None
     event: Any
@@ -221,54 +220,3 @@ class _Result(NamedTuple):
             raise DataError(f"the model's score of image {name!r} is not finite; it is broken")
         classes = None if self.classes is None else self.classes.numpy()
         return Scored(self.read.pictures, logits, classes, self.read.skipped)
-
-
-class _Images(Dataset[_Read]):
-    """Reads and decodes; what is asked for is a list of pictures."""
-
-    def __init__(self, pictures: Pictures, size: int) -> None:
-        self.pictures, self.size = pictures, size
-
-    def __getitem__(self, wanted: list[Picture]) -> _Read:
-        there, images, skipped = [], [], []
-        for picture in wanted:
-            try:
-                images.append(decode(self.pictures.read(picture), self.size))
-                there.append(picture)
-            except ImageError as error:
-                skipped.append(Skipped(picture.key, str(error)))
-        empty = torch.empty((0, 3, self.size, self.size), dtype=torch.uint8)
-        return _Read(there, torch.stack(images) if images else empty, skipped)
-
-
-class _Batches(Sampler[list[Picture]]):
-    """Pictures some at a time, listed only as fast as they are read."""
-
-    def __init__(self, pictures: Pictures, start: int, stop: int, size: int) -> None:
-        self.pictures, self.start, self.stop, self.size = pictures, start, stop, size
-
-    def __iter__(self) -> Iterator[list[Picture]]:
-        pictures = self.pictures.part(self.start, self.stop)
-        while batch := list(islice(pictures, self.size)):
-            yield batch
-
-
-def _loader(  # noqa: PLR0913
-    pictures: Pictures, start: int, stop: int, size: int, batch_size: int, workers: int
-) -> Iterator[_Read]:
-    return iter(
-        DataLoader(
-            _Images(pictures, size),
-            batch_size=None,
-            sampler=_Batches(pictures, start, stop, batch_size),
-            collate_fn=_as_it_is,  # type: ignore[arg-type]  # not a list: one batch each
-            num_workers=workers,
-            pin_memory=torch.cuda.is_available(),
-            prefetch_factor=4 if workers else None,
-            multiprocessing_context="fork" if workers and hasattr(os, "fork") else None,
-        )
-    )
-
-
-def _as_it_is(read: _Read) -> _Read:
-    return read

@@ -27,10 +27,10 @@ _ARE_HELP = "default: logits in parquet, as partlabel evaluate reads them; else 
 
 def predict(
     images: Annotated[
-        list[Path] | None, typer.Argument(help="more images", metavar="[IMAGES]...")
+        list[Path] | None, typer.Argument(help="as --images, for many at once")
     ] = None,
     *,
-    run: Annotated[Path, typer.Option("--run", help="the folder of a run")],
+    run: Annotated[Path, typer.Option("--run", "-r", help="the folder of a run")],
     images_option: Annotated[
         list[Path] | None,
         typer.Option("--images", help="a folder, an image file, or a store; repeat it"),
@@ -85,10 +85,11 @@ def predict(
 ) -> None:
     """Score images with the model of a run, or find labels that are missing in a store.
 
-    Under torchrun each process takes its share; the result is one file, in the same order. In
-    parquet there are the scores of all classes (image_id, scores), or with --top-k or --thresholds
-    those of labels (image_id, class_id, score). Images that cannot be read are left out and listed
-    in NAME.skipped.csv beside the output.
+    In parquet there are the scores of all classes (image_id, scores), or with --top-k or
+    --thresholds those of labels (image_id, class_id, score); in json lines the labels of each
+    image. Images that cannot be read are left out and listed in NAME.skipped.csv beside the output.
+    Under torchrun (which takes --run for its own: say -r) each process takes its share; the result
+    is one file, in the same order.
     """
     paths = [*(images_option or []), *(images or [])]
     if bool(paths) == (missing is not None):
@@ -97,8 +98,7 @@ def predict(
         _refuse("--missing", precision=precision, limit=limit, min_support=min_support)
     else:
         _refuse("--images", top_k=top_k)
-    if precision is not None and not 0 < precision <= 1:
-        raise UsageError(f"--precision is a share above 0, up to 1, got {precision}")
+        _check_aim(precision, min_support, thresholds)
     _check_output(out, (".csv",) if missing else (".parquet", ".jsonl"), overwrite=overwrite)
     from partlabel.dataset import workers_for
     from partlabel.pictures import find_images, is_store, store_images
@@ -192,6 +192,7 @@ def _missing(
         precise_thresholds,
         print_missing,
         write_missing,
+        write_none,
     )
     from partlabel.thresholding import thresholds_of
 
@@ -199,7 +200,10 @@ def _missing(
     predictor, store = work.predictor, work.pictures.store  # type: ignore[attr-defined]
     columns = columns_of(store, predictor, path)
     if store.complete:
-        terminal.note(f"{path} is complete: every label is known, so none is missing")
+        if work.processes.main:
+            what = f"{path} is complete: every label is known, so none is missing"
+            terminal.err.print(what, markup=False)
+            write_none(out, sys.stdout)
         return None
     values: Any
     if thresholds is None:
@@ -212,8 +216,8 @@ def _missing(
     never = never_reached(values, store.classes)
     if work.processes.main and never:
         names = ", ".join(never[:_SHOWN]) + (", ..." if len(never) > _SHOWN else "")
-        what = f"{len(never):,} of {len(values):,} classes never reach a precision of {precision:g}"
-        terminal.warning(f"{what}, nothing is looked for: {names}", aside=True)
+        why = f"never reach a precision of {precision:g}" if thresholds is None else "are ruled out"
+        _aside(f"{len(never):,} of {len(values):,} classes {why}, so nothing of them: {names}")
     wanted = Wanted(
         store=store,
         thresholds=values,
@@ -263,6 +267,13 @@ def _refuse(goes_with: str, **given: Any) -> None:
     for name, value in given.items():
         if value is not None:
             raise UsageError(f"--{name.replace('_', '-')} goes with {goes_with}")
+
+
+def _check_aim(precision: float | None, min_support: int | None, thresholds: str | None) -> None:
+    if thresholds is not None:
+        _refuse("--missing without --thresholds", precision=precision, min_support=min_support)
+    if precision is not None and not 0 < precision <= 1:
+        raise UsageError(f"--precision is a share above 0, up to 1, got {precision}")
 
 
 def _check_output(path: Path | None, suffixes: tuple[str, ...], *, overwrite: bool) -> None:

@@ -44,14 +44,17 @@ class Streamed:
         self.part, self.device = part, device
         self.batch_size, self.workers = batch_size, workers
         self._plain = LabelledImages(part.store, part.source, size=size)
+        # On a GPU augmentation is nearly free, and workers have enough to do with decoding.
+        on_gpu = device.type == "cuda" and augment is not None and augment.name != "timm"
+        self._on_device = augment if on_gpu else None
         self._augmented = LabelledImages(
-            part.store, part.source, size=size, augment=augment, replace=True
+            part.store, part.source, size=size, augment=augment, on_device=on_gpu, replace=True
         )
 
     def steps(self, order: Order, start: int, stop: int) -> Iterator[OnDevice]:
         """Augmented batches of the steps from ``start`` to ``stop``."""
         loaded = self._augmented.steps(order, start, stop, workers=self.workers)
-        return ahead(loaded, self.part.store, self.device)
+        return ahead(loaded, self.part.store, self.device, self._on_device)
 
     def listed(self, rows: Rows) -> Iterator[OnDevice]:
         """Images as they are, in order; those that cannot be read are left out."""
@@ -84,7 +87,7 @@ class Resident:
         self._skipped: dict[int, Skipped] = {}
         plain = LabelledImages(part.store, part.source, size=size)
         for loaded in plain.listed(np.arange(count), batch_size=_AT_ONCE, workers=workers):
-            rows = torch.from_numpy(loaded.plan.rows).to(device)
+            rows = loaded.rows.to(device)
             self._images[rows] = loaded.images.to(device)
             self._skipped |= {one.row: one for one in loaded.skipped}
             if progress is not None:
@@ -101,7 +104,7 @@ class Resident:
         """Augmented batches of the steps from ``start`` to ``stop``."""
         for plan in order.plans(start, stop):
             skipped = [self._skipped[r] for r in plan.rows.tolist() if r in self._skipped]
-            batch = self._batch(plan._replace(rows=self._stands_for[plan.rows]), skipped)
+            batch = self._batch(plan, self._stands_for[plan.rows], skipped)
             if self.augment is not None:
                 draws = self.augment.draw(plan.epoch, plan.rows)
                 batch = batch._replace(images=self.augment.batch(batch.images, draws))
@@ -111,12 +114,13 @@ class Resident:
         """Images as they are, in order; those that cannot be read are left out."""
         there = rows[self._stands_for[rows] == rows]
         for step, start in enumerate(range(0, len(there), self.batch_size)):
-            yield self._batch(Plan(0, step, there[start : start + self.batch_size]), [])
+            part = there[start : start + self.batch_size]
+            yield self._batch(Plan(0, step, part), part, [])
 
-    def _batch(self, plan: Plan, skipped: list[Skipped]) -> OnDevice:
-        rows = torch.from_numpy(plan.rows).to(self.device, non_blocking=True)
-        labels = [torch.from_numpy(part) for part in self.part.store.batch(plan.rows)]
-        states: Tensor = labels_on(self.device, self.part.store, len(plan.rows), *labels)
+    def _batch(self, plan: Plan, there: Rows, skipped: list[Skipped]) -> OnDevice:
+        rows = torch.from_numpy(there).to(self.device, non_blocking=True)
+        labels = [torch.from_numpy(part) for part in self.part.store.batch(there)]
+        states: Tensor = labels_on(self.device, self.part.store, len(there), *labels)
         return OnDevice(plan, self._images[rows], states, rows, skipped)
 
 
@@ -125,6 +129,6 @@ def _refuse_too_large(wanted: int, device: torch.device) -> None:
         free = torch.cuda.mem_get_info(device)[0]
         if wanted > 0.7 * free:
             raise UsageError(
-                f"[images] device_resident: the images take {wanted / 2**30:.1f} GiB, and the device "
-                f"has {free / 2**30:.1f} GiB free; leave it out, or make size smaller"
+                f"[images] device_resident: the images take {wanted / 2**30:.1f} GiB, {device} has "
+                f"{free / 2**30:.1f} GiB free; leave it out, or make size smaller"
             )
