@@ -285,5 +285,5 @@ def workers_for(device: torch.device, wanted: int | None, *, local_world: int = 
     if wanted is not None:
         return wanted
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    share = (cores or 1) // max(local_world, 1) - 2  # one to launch kernels, one to pin memory
+    share = (cores or 1) // max(local_world, 1)
     return min(max(share, 1), 16) if device.type == "cuda" else 0

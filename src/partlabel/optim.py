@@ -128,8 +128,10 @@ class MovingAverage(Generic[M]):
             [theirs for _, theirs in self._averaged],
             1 - decay,
         )
-        for mine, theirs in self._copied:
-            mine.copy_(theirs)
+        if self._copied:
+            torch._foreach_copy_(
+                [mine for mine, _ in self._copied], [theirs for _, theirs in self._copied]
+            )
 
     @property
     def tensors(self) -> list[Tensor]:
