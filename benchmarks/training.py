@@ -2,10 +2,10 @@
 
 python benchmarks/training.py [--device cuda] [--small]
 
-On an H200: TResNet-M, 224 pixels, batch 256, 9,600 classes, bf16. The peer is the compiled model alone,
-forward, backward and optimiser on tensors that are already there, without loss and data. The loop is
-``partlabel train`` itself: JPEGs of 500 x 375 from disk, decoded by workers, augmented, labels gathered from
-the store, the selective loss, EMA.
+On an H200: TResNet-M, 224 pixels, batch 256, 9,600 classes, bf16. The peer is the compiled model
+alone, forward, backward and optimiser on tensors that are already there, without loss and data. The
+loop is ``partlabel train`` itself: JPEGs of 500 x 375 from disk, decoded by workers, augmented,
+labels gathered from the store, the selective loss, EMA.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ import torch
 from partlabel import ClassTable, ImageTable, LabelStore
 from partlabel.assemble import Assembler
 from partlabel.config import Config
-from partlabel.dataset import Order
 from partlabel.model import build_model
-from partlabel.processes import Processes
-from partlabel.stages import Run
-from partlabel.train import Stopped
+from partlabel.training.dataset import Order
+from partlabel.training.loop import Stopped
+from partlabel.training.processes import Processes
+from partlabel.training.stages import Run
 
 
 def make_data(folder: Path, *, images: int, classes: int, seed: int = 0) -> Path:
@@ -103,9 +103,9 @@ class Clock:
 
     def step(self, done: int, total: int, *, images: int, loss: float | None) -> None:
         count = len(self.times)
-        if count in (0, self.steps // 2, self.steps - 1, self.steps + self.profiled):
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
+        exact = (0, self.steps // 2, self.steps - 1, self.steps + self.profiled)
+        if count in exact and torch.cuda.is_available():
+            torch.cuda.synchronize()
         if self.first is None:
             self.first = time.perf_counter() - self.began
         self.times.append(time.perf_counter())

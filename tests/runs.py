@@ -113,7 +113,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 def weights(folder: Path) -> dict[str, Any]:
     """All tensors of the newest checkpoint of a run."""
-    from partlabel import checkpoint
+    from partlabel.training import checkpoint
 
     newest = checkpoint.newest(folder / "checkpoints")
     assert newest is not None

@@ -14,11 +14,10 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 
-from partlabel import pixels
-from partlabel.augment import AUGMENTS, Augment, Draws
+from partlabel.augment import AUGMENTS, Augment, Draws, pixels
+from partlabel.augment.randaugment import NOTHING, OPERATIONS, Chosen, rand_augment
 from partlabel.errors import UsageError
 from partlabel.images import decode
-from partlabel.randaugment import NOTHING, OPERATIONS, Chosen, rand_augment
 
 GREY = (128, 128, 128)
 SHEARS = ("shear_x", "shear_y")

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from partlabel.augment import AUGMENTS
 from partlabel.config import STAGE1, Config
+from partlabel.config.kinds import Kind, kind_of
+from partlabel.config.runfile import read_toml
+from partlabel.config.schema import keys_of
+from partlabel.config.settings import PRESETS, ImageSettings, with_preset
 from partlabel.errors import ConfigError, DataError, PartlabelError, StoreError
-from partlabel.kinds import Kind, kind_of
-from partlabel.runfile import read_toml
-from partlabel.schema import keys_of
-from partlabel.settings import PRESETS, ImageSettings, with_preset
 
 ROOT = Path(__file__).parent.parent
 RUNS = sorted((ROOT / "runs").glob("*.toml"))

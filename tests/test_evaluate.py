@@ -144,7 +144,7 @@ def check(found: evaluating.Evaluation, scores: np.ndarray, states: np.ndarray) 
 def stretches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several stretches even of small files, with ends that are not those of row groups."""
     monkeypatch.setattr("partlabel.scores._VALUES_AT_ONCE", 6 * 11)
-    monkeypatch.setattr("partlabel.pairfile._PAIRS_AT_ONCE", 13)
+    monkeypatch.setattr("partlabel.scores.pairs._PAIRS_AT_ONCE", 13)
 
 
 @pytest.mark.usefixtures("in_tmp")

@@ -14,14 +14,15 @@ import numpy as np
 import pytest
 import torch
 
-from partlabel import ClassTable, checkpoint
-from partlabel import export as exporting
+from partlabel import ClassTable
 from partlabel.config import Config
 from partlabel.errors import DataError, UsageError
-from partlabel.export import FORMATS, export, load_exported, metadata
 from partlabel.metrics import Thresholds
 from partlabel.model import build_model, description
-from partlabel.predict import Predictor
+from partlabel.prediction import export as exporting
+from partlabel.prediction.export import FORMATS, export, load_exported, metadata
+from partlabel.prediction.predict import Predictor
+from partlabel.training import checkpoint
 from tests.tiny_run import BACKBONE, CLASSES, SIZE, command, make_run, refusal
 
 needs_onnx = pytest.mark.skipif(

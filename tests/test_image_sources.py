@@ -23,9 +23,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from partlabel import ImageTable, LabelStore, image_files, image_parquet, image_tar
+from partlabel import ImageTable, LabelStore
 from partlabel.errors import DataError, UsageError
 from partlabel.images import ImageError, ImageSource, open_images
+from partlabel.images import files as image_files
+from partlabel.images import parquet as image_parquet
+from partlabel.images import tar as image_tar
 from tests.conftest import MakeStore
 
 Files = dict[str, bytes]

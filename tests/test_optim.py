@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from partlabel.optim import MovingAverage, make_optimiser, pace, set_pace
+from partlabel.training.optim import MovingAverage, make_optimiser, pace, set_pace
 
 
 class Net(nn.Module):

@@ -20,8 +20,8 @@ import pytest
 from partlabel import ClassTable, LabelStore
 from partlabel import evaluate as evaluating
 from partlabel.metrics import Thresholds
-from partlabel.pictures import FilePictures, Picture, find_images, store_images
-from partlabel.predict import Predictor, Scored, select, share
+from partlabel.prediction.pictures import FilePictures, Picture, find_images, store_images
+from partlabel.prediction.predict import Predictor, Scored, select, share
 from tests.tiny_run import (
     CLASSES,
     add_validation,
@@ -140,8 +140,8 @@ def test_the_scores_are_those_of_the_model(place: Place) -> None:
     import torch
 
     from partlabel.images import decode
-    from partlabel.runfolder import RunFolder
-    from partlabel.trained import load_model
+    from partlabel.training.runfolder import RunFolder
+    from partlabel.training.trained import load_model
 
     keys, logits = all_logits(place)
     model = load_model(RunFolder(place.run), None, torch.device("cpu"))
@@ -416,7 +416,7 @@ def test_missing_labels_are_unknown_and_above_precise_thresholds(
 def test_a_limit_keeps_the_best_however_often_it_is_applied(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("partlabel.missing._ROOM", 1)
+    monkeypatch.setattr("partlabel.prediction.missing._ROOM", 1)
     store = image_store(place.photos, np.zeros((IMAGES, 5)))
     store.save("u.labels")
     options = ("--missing", "u.labels", "--thresholds", "0", "--batch-size", "1")
@@ -558,7 +558,7 @@ def test_a_full_disk_leaves_what_was_there(place: Place, monkeypatch: pytest.Mon
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("partlabel.predictions.ParquetTable.close", full)
+    monkeypatch.setattr("partlabel.prediction.predictions.ParquetTable.close", full)
     said = refusal("predict", "--run", place.run, place.photos, "-o", "s.parquet", "--overwrite")
     assert said == "s.parquet: cannot be written (No space left on device)"
     assert Path("s.parquet").read_text() == "old"
@@ -566,7 +566,7 @@ def test_a_full_disk_leaves_what_was_there(place: Place, monkeypatch: pytest.Mon
 
 
 def test_rows_are_written_as_they_come(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("partlabel.predictions._VALUES_AT_ONCE", 20)
+    monkeypatch.setattr("partlabel.prediction.predictions._VALUES_AT_ONCE", 20)
     command("predict", "--run", place.run, place.photos, "-o", "s.parquet", "--batch-size", "2")
     assert pq.ParquetFile("s.parquet").num_row_groups == 3
     assert len(table("s.parquet")["scores"]) == IMAGES

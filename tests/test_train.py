@@ -17,8 +17,8 @@ import torch
 from partlabel import LOSSES, LabelStore
 from partlabel.config import Config
 from partlabel.errors import PartlabelError
-from partlabel.processes import Processes
-from partlabel.stages import Run
+from partlabel.training.processes import Processes
+from partlabel.training.stages import Run
 from tests.runs import finish, lines, make_data, settings, start, weights, write_run
 
 pytestmark = pytest.mark.slow
@@ -137,7 +137,7 @@ def test_stopped_anywhere_and_resumed_is_the_same(
         return {**made, "out": str(work / out)}
 
     train(values("whole"))
-    from partlabel.train import Stopped
+    from partlabel.training.loop import Stopped
 
     for stop in (1, 4, 8):
         with pytest.raises(Stopped):
@@ -230,7 +230,7 @@ def test_unreadable_images_are_listed_and_too_many_stop_the_run(data: Path, tmp_
 def test_a_loss_that_is_not_finite_stops_and_saves_the_ids(
     work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from partlabel import train as training
+    from partlabel.training import loop as training
 
     calls = []
 

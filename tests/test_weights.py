@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from partlabel.errors import PartlabelError, UsageError
 from partlabel.model import Classifier, build_model
+from partlabel.model.weights import hub_weights, read_weights
 from partlabel.vision import load
-from partlabel.weights import hub_weights, read_weights
 
 SHARED = Path(__file__).parent.parent.parent / "shared" / "weights"
 NAME = "test_resnet"

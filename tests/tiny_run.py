@@ -11,14 +11,17 @@ import torch
 import typer
 from PIL import Image
 
-from partlabel import ClassTable, LabelStore, checkpoint, export_cli, predict_cli
+from partlabel import ClassTable, LabelStore
+from partlabel.commands import export as export_cli
+from partlabel.commands import predict as predict_cli
 from partlabel.config import Config
 from partlabel.errors import PartlabelError
 from partlabel.metrics import AveragePrecision, choose_thresholds
 from partlabel.model import build_model, description
-from partlabel.pictures import store_images
-from partlabel.predict import Predictor
-from partlabel.writing import write_pairs
+from partlabel.prediction.pictures import store_images
+from partlabel.prediction.predict import Predictor
+from partlabel.training import checkpoint
+from partlabel.training.writing import write_pairs
 from tests.conftest import store_from
 
 BACKBONE, SIZE = "test_resnet", 32

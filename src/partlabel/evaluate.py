@@ -22,9 +22,9 @@ from partlabel.metrics import (
 )
 from partlabel.metrics.average_precision import nothing_to_score, result_of
 from partlabel.metrics.pairs import Pairs
-from partlabel.pairfile import PairScores, ScoredPairs
-from partlabel.scorefile import counted
 from partlabel.scores import DenseScores, open_scores
+from partlabel.scores.common import counted
+from partlabel.scores.pairs import PairScores, ScoredPairs
 from partlabel.store import LabelStore
 from partlabel.tables import ClassTable
 

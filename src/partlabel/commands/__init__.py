@@ -1,0 +1,1 @@
+"""One file per command: arguments in, one call, what people see out."""

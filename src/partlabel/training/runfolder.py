@@ -1,0 +1,164 @@
+"""A run's folder: its settings, its log without gaps, its environment, what was skipped."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from partlabel.classfile import write_rows
+from partlabel.config import Config
+from partlabel.errors import DataError, UsageError
+from partlabel.tables import ImageTable
+from partlabel.training.checkpoint import newest
+
+
+class RunFolder:
+    """``outputs/NAME``: config.toml, metrics.jsonl, environment.json, checkpoints/ and the rest."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        self.checkpoints = self.path / "checkpoints"
+        self.log_file = self.path / "metrics.jsonl"
+
+    @classmethod
+    def existing(cls, path: str | Path) -> RunFolder:
+        """A folder that a run has left."""
+        folder = cls(Path(path))
+        if not folder.path.is_dir():
+            raise UsageError(f"{path}: there is no such run folder; partlabel train makes one")
+        if not (folder.path / "config.toml").is_file():
+            raise UsageError(f"{path}: is not a run folder (it has no config.toml)")
+        return folder
+
+    @property
+    def config(self) -> Config:
+        """The complete settings of the run."""
+        return Config.read(self.path / "config.toml")
+
+    def begin(self, config: Config, *, processes: int) -> None:
+        """Make the folder, or find that it belongs to the same settings."""
+        written = self.path / "config.toml"
+        if written.exists():
+            there = Config.read(written)
+            if there.hash() != config.hash() and newest(self.checkpoints) is not None:
+                raise UsageError(
+                    f"{self.path}: has a run with other settings ({difference(there, config)}); "
+                    "choose another --out, or --fresh to start anew"
+                )
+        self.path.mkdir(parents=True, exist_ok=True)
+        config.write(written)
+        text = json.dumps(environment(processes), indent=2) + "\n"
+        (self.path / "environment.json").write_text(text, encoding="utf-8")
+
+    def log(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
+        """Add a line to metrics.jsonl."""
+        line = {"kind": kind, "step": step, **{k: _plain(v) for k, v in values.items()}}
+        with self.log_file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def flush_log(self) -> None:
+        """Bring the log to the disk: a checkpoint must never be ahead of it."""
+        if self.log_file.exists():
+            with self.log_file.open("rb") as file:
+                os.fsync(file.fileno())
+
+    def cut_log(self, step: int) -> None:
+        """Drop what was logged after a step, which will be logged again; and a torn last line."""
+        if not self.log_file.exists():
+            return
+        kept = [line for line in self._lines() if line["step"] <= step]
+        temporary = self.log_file.with_suffix(".tmp")
+        text = "".join(json.dumps(line) + "\n" for line in kept)
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(self.log_file)
+
+    def logged(self, kind: str) -> list[dict[str, Any]]:
+        """The lines of one kind."""
+        if not self.log_file.exists():
+            return []
+        return [line for line in self._lines() if line["kind"] == kind]
+
+    def _lines(self) -> Iterator[dict[str, Any]]:
+        for text in self.log_file.read_text(encoding="utf-8").splitlines():
+            try:
+                line = json.loads(text)
+            except ValueError:
+                continue  # torn by a kill
+            if isinstance(line, dict) and "step" in line:
+                yield line
+
+    def write_skipped(self, skipped: Mapping[int, str], images: ImageTable) -> None:
+        """Write skipped.csv: the images that could not be read, and why."""
+        paths = images.paths(list(skipped)) if skipped else []
+        rows = [
+            (images.show_id(row), path or "", reason)
+            for (row, reason), path in zip(skipped.items(), paths, strict=True)
+        ]
+        write_rows(self.path / "skipped.csv", ("image_id", "path", "reason"), rows)
+
+    def write_ids(self, name: str, rows: Iterable[int], images: ImageTable) -> Path:
+        """Write a csv with the ids of some images."""
+        path = self.path / name
+        write_rows(path, ("image_id",), ([images.show_id(row)] for row in rows))
+        return path
+
+    def finished(self) -> dict[str, Any] | None:
+        """The last result, where the run came to its end."""
+        done = self.path / "result.json"
+        if not done.is_file():
+            return None
+        try:
+            found: dict[str, Any] = json.loads(done.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise DataError(f"is not json ({error})", path=done, fix="remove it") from error
+        return found
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """Say that the run came to its end."""
+        temporary = self.path / "result.json.tmp"
+        text = json.dumps({k: _plain(v) for k, v in result.items()}, indent=2) + "\n"
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(self.path / "result.json")
+
+
+def difference(there: Config, here: Config) -> str:
+    """The settings in which two runs differ, in a few words."""
+    old, new = there.flat(), here.flat()
+    keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    shown = [f"{key} is {old.get(key)!r} there, {new.get(key)!r} here" for key in keys[:3]]
+    return "; ".join(shown) + (f"; {len(keys) - 3} more" if len(keys) > 3 else "")
+
+
+def environment(processes: int) -> dict[str, Any]:
+    """What the run ran on."""
+    import torch
+
+    from partlabel import __version__
+
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "partlabel": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "gpu": gpu,
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "cores": os.cpu_count(),
+        "processes": processes,
+        "command": sys.argv,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+
+
+def _plain(value: Any) -> Any:
+    """For json, which has no NaN."""
+    if isinstance(value, float) and value != value:
+        return None
+    return value
