@@ -144,7 +144,7 @@ def test_the_scores_are_those_of_the_model(place: Place) -> None:
     from partlabel.training.trained import load_model
 
     keys, logits = all_logits(place)
-    model = load_model(RunFolder(place.run), None, torch.device("cpu"))
+    model = load_model(RunFolder(place.run), torch.device("cpu")).model
     images = [decode((place.photos / key).read_bytes(), model.info.size) for key in keys]
     with torch.no_grad():
         wanted = model(model.normalise(torch.stack(images)))

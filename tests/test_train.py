@@ -98,6 +98,23 @@ def test_a_run_leaves_everything_and_a_second_one_does_nothing(work: Path) -> No
               "--split", "val", "--json")
     )  # fmt: skip
     assert json.loads(scored)["map_c"] == pytest.approx(evaluated[-1]["map_c"], abs=1e-12)
+    by_model, _ = finish(start("evaluate", "--run", run, "--top-k", "2", "--json"))
+    assert json.loads(by_model)["map_c"] == pytest.approx(evaluated[-1]["map_c"], abs=1e-6)
+    assert "top 2" in json.loads(by_model)["points"]
+    _, err = finish(start("evaluate", "-r", work), code=2)
+    assert "is not a run folder" in err
+
+
+def test_the_first_stage_alone_and_the_prior_of_a_run(work: Path) -> None:
+    path = write_run(work)
+    out, _ = finish(start("prior", "estimate", path, "--out", work / "a.csv"))
+    assert "5 classes, sum of priors" in out
+    assert not (work / "run" / "metrics.jsonl").exists()
+    stage = work / "run" / "stage1"
+    finish(start("prior", "estimate", "--run", stage, "--out", work / "b.csv"))
+    assert (work / "a.csv").read_text() == (work / "b.csv").read_text()
+    finish(start("train", path))
+    assert (work / "run" / "prior.csv").read_text() == (work / "a.csv").read_text()
 
 
 def test_it_learns(work: Path) -> None:

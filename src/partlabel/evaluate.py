@@ -130,19 +130,26 @@ def collect(
     left_out = list(file.left_out)
     if isinstance(file, PairScores):
         left_out += _compare_pairs(pairs, file, collected=len(metric))
+    return metric, evaluation_of(metric, store.classes, path, left_out=left_out)
+
+
+def evaluation_of(
+    metric: AveragePrecision, classes: ClassTable, path: str | Path, *, left_out: list[str]
+) -> Evaluation:
+    """The average precisions of what is collected; refuses where there are none."""
+    pairs = metric.collect(distributed=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # said below, as an error
-        result = result_of(pairs, metric.num_classes, ties=ties, policy=policy)
+        result = result_of(pairs, metric.num_classes, ties=metric.ties, policy=metric.policy)
     if not np.minimum(result.positives, result.negatives).any():
         raise DataError(nothing_to_score(result), path=path, fix="nothing to score")
-    found = Evaluation(
-        classes=store.classes,
+    return Evaluation(
+        classes=classes,
         images=len(np.unique(_images(pairs))),
         pairs=len(pairs.scores),
         result=result,
         left_out=left_out,
     )
-    return metric, found
 
 
 def _fill_dense(metric: AveragePrecision, file: DenseScores) -> None:

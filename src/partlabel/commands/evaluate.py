@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
@@ -23,9 +23,15 @@ if TYPE_CHECKING:
 def evaluate(
     *,
     scores: Annotated[
-        Path, typer.Option("--scores", help="scores, dense or pairs: npy or parquet")
-    ],
-    labels: Annotated[Path, typer.Option("--labels", help="the store with the labels")],
+        Path | None, typer.Option("--scores", help="scores, dense or pairs: npy or parquet")
+    ] = None,
+    run: Annotated[
+        Path | None, typer.Option("--run", "-r", help="instead of scores: the folder of a run")
+    ] = None,
+    labels: Annotated[
+        Path | None,
+        typer.Option("--labels", help="the store with the labels; with --run its own, if left out"),
+    ] = None,
     split: Annotated[str | None, typer.Option("--split", help="only this split")] = None,
     image_ids: Annotated[
         Path | None,
@@ -34,6 +40,13 @@ def evaluate(
     common: Annotated[
         bool, typer.Option("--common", help="evaluate what scores and labels both have")
     ] = False,
+    image_root: Annotated[
+        Path | None, typer.Option("--image-root", help="with --run: where the images are")
+    ] = None,
+    image_kind: Annotated[
+        Literal["folder", "tar", "parquet"] | None,
+        typer.Option("--image-kind", help="with --run: what is there"),
+    ] = None,
     scores_are: Annotated[
         Literal["logits", "probabilities"], typer.Option("--scores-are", help="what the scores are")
     ] = "logits",
@@ -88,8 +101,10 @@ def evaluate(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print json")] = False,
 ) -> None:
-    """Score predictions on what was annotated: AP, thresholds, calibration."""
-    inputs = [scores, labels, image_ids, groups]
+    """Score predictions, or the model of a run, on what was annotated."""
+    if (scores is None) == (run is None) or (run is None and labels is None):
+        raise UsageError("give --scores FILE with --labels STORE, or --run FOLDER")
+    inputs = [scores, labels, image_ids, groups, run and run / "checkpoints"]
     inputs += [Path(threshold)] if os.path.isfile(threshold) else []
     _check_outputs([choose, per_class], inputs, overwrite=overwrite)
     if precision is not None and (choose is None or not 0 < precision <= 1):
@@ -100,25 +115,25 @@ def evaluate(
     from partlabel.commands import evaluate_options as options
     from partlabel.evaluate import collect
 
-    store = LabelStore.open(labels)
+    if run is not None:
+        from partlabel.commands.evaluate_run import collect_run, labels_of_run
+
+        labels, split = labels_of_run(run, labels, split)
+    store = LabelStore.open(cast(Path, labels))
     at = options.threshold_of(threshold, store.classes, logits=scores_are == "logits")
     wanted = options.named_classes(class_ or [], store.classes)
-    grouped = (
-        {} if groups is None else options.read_groups(groups, store, parts=parts, key=group_key)
-    )
-    metric, found = collect(
-        scores,
-        store,
-        split=split,
-        ties=ties,
-        policy=policy,
-        top_k=top_k,
-        image_ids=image_ids,
-        common=common,
-    )
+    grouped = options.read_groups(groups, store, parts=parts, key=group_key) if groups else {}
+    how: dict[str, Any] = {"split": split, "ties": ties, "policy": policy, "top_k": top_k}
+    if run is not None:
+        collected = collect_run(run, store, kind=image_kind, root=image_root, **how)
+    else:
+        collected = collect(cast(Path, scores), store, image_ids=image_ids, common=common, **how)
+    if collected is None:  # not the process that prints
+        return
+    metric, found = collected
     found.named = {name: float(found.result.per_class[i]) for name, i in wanted.items()}
     found.groups = found.result.groups(grouped)
-    _check_scale(scores, metric, scores_are)
+    _check_scale(cast(Path, scores or run), metric, scores_are)
     found.ece = metrics.calibration_error(metric, scores_are=scores_are).ece
     found.points[f"threshold {threshold}"] = metrics.precision_recall(metric, at)
     if top_k is not None:
@@ -129,13 +144,21 @@ def evaluate(
         found.thresholds = metrics.choose_thresholds(
             metric, store.classes, precision=precision, min_support=min_support
         )
+    _tell(f"{scores or run} against {labels}", found, choose, per_class, as_json=as_json)
+
+
+def _tell(
+    title: str, found: Evaluation, choose: Path | None, per_class: Path | None, *, as_json: bool
+) -> None:
+    """Write what was asked for, and show the rest."""
+    if choose is not None and found.thresholds is not None:
         found.thresholds.write(choose)
     if per_class is not None:
         write_rows(per_class, *found.class_columns())
     if as_json:
         terminal.json_text(found.as_dict())
         return
-    _show(f"{scores} against {labels}", found)
+    _show(title, found)
     for path in (choose, per_class):
         if path is not None:
             terminal.note(f"written: {path}")

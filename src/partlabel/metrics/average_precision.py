@@ -95,8 +95,8 @@ class AveragePrecision(AnnotatedPairs):
         if policy not in ("drop", "zero"):
             raise ValueError(f"policy must be 'drop' or 'zero', got {policy!r}")
         super().__init__(num_classes, top_k=top_k)
-        self.ties = ties
-        self.policy = policy
+        self.ties: Literal["grouped", "reference"] = ties
+        self.policy: Policy = policy
 
     def compute(self, *, distributed: bool = True) -> Result:
         """The result over all pairs, from all processes where there are several.

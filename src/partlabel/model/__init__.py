@@ -213,6 +213,19 @@ def description(model: Classifier) -> dict[str, Any]:
     return info | {"mean": list(model.info.mean), "std": list(model.info.std)}
 
 
+def rebuild(what: dict[str, Any]) -> Classifier:
+    """A model as described in a checkpoint, without its weights."""
+    return build_model(
+        what["backbone"],
+        what["classes"],
+        weights=None,
+        head=what["head"],
+        bottleneck=what["bottleneck"],
+        auxiliary=what["auxiliary"],
+        image_size=what["size"],
+    )
+
+
 def _find_backbone(name: str) -> tuple[Preset, dict[str, Any]]:
     """The full name and normalisation of a backbone, and what timm knows about its weights."""
     timm = load("timm")

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from partlabel.errors import DataError, PartlabelError, StoreError, UsageError
-from partlabel.model import Classifier, description
-from partlabel.prediction.predict import Predictor, rebuild
+from partlabel.model import Classifier, description, rebuild
+from partlabel.prediction.predict import Predictor
 from partlabel.tables import ClassTable
 
 FORMATS = ("onnx", "pt2", "safetensors")

@@ -14,16 +14,15 @@ import torch
 from torch import Tensor
 
 from partlabel.config import Config
-from partlabel.errors import DataError, UsageError
+from partlabel.errors import DataError
 from partlabel.metrics import Thresholds
-from partlabel.model import Classifier, build_model, description
+from partlabel.model import Classifier
 from partlabel.prediction.pictures import Picture, Pictures
 from partlabel.prediction.reading import Read, Skipped, Stretch
 from partlabel.tables import ClassTable, Rows
-from partlabel.training.checkpoint import refuse_other
 from partlabel.training.runfolder import RunFolder
 from partlabel.training.scoring import chosen_precision, precision_context
-from partlabel.training.trained import usable_checkpoint
+from partlabel.training.trained import load_model
 
 Floats = npt.NDArray[np.float32]
 
@@ -65,16 +64,10 @@ class Predictor:
         """Load the model that a run has left."""
         folder = RunFolder.existing(run)
         device = device or torch.device("cpu")
-        found = usable_checkpoint(folder, say=lambda text: None)
-        if found is None:
-            raise UsageError(f"{folder.path}: has no checkpoint yet; train it first")
-        model = rebuild(found.description)
-        refuse_other(found, found.classes, description(model))  # timm may know it otherwise now
-        model.load_state_dict(found.tensors["average"])
-        model = model.to(device).eval()
+        model, classes, step = load_model(folder, device)
         if device.type == "cuda":
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return cls(folder, folder.config, found.classes, model, device, found.step)
+        return cls(folder, folder.config, classes, model, device, step)
 
     def thresholds(self) -> Thresholds | None:
         """The thresholds that the run chose on its validation set, if it has one."""
@@ -142,19 +135,6 @@ class Predictor:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
         return _Result(read, logits, which, event)
-
-
-def rebuild(what: dict[str, Any]) -> Classifier:
-    """A model as described in a checkpoint, without its weights."""
-    return build_model(
-        what["backbone"],
-        what["classes"],
-        weights=None,
-        head=what["head"],
-        bottleneck=what["bottleneck"],
-        auxiliary=what["auxiliary"],
-        image_size=what["size"],
-    )
 
 
 def share(count: int, rank: int, world: int) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,8 +81,8 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int = 2) -> Path:
     return path
 
 
-def load(path: Path) -> Checkpoint:
-    """Read a checkpoint; refuses one that is damaged or of a newer format."""
+def load(path: Path, *, parts: Collection[str] | None = None) -> Checkpoint:
+    """Read a checkpoint, or some parts of it; refuses one that is damaged or of a newer format."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -94,6 +95,8 @@ def load(path: Path) -> Checkpoint:
             )
         tensors = {}
         for part, count in state["parts"].items():
+            if parts is not None and part not in parts:
+                continue
             tensors[part] = load_file(path / f"{part}.safetensors")
             if len(tensors[part]) != count:
                 raise ValueError(f"{part} has {len(tensors[part])} tensors, not {count}")

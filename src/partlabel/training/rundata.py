@@ -31,7 +31,7 @@ class Part:
 def training_part(config: Config) -> Part:
     """What the model is trained on."""
     whole = LabelStore.open(config.data.train)
-    return _part(config, config.data.train, whole, config.data.train_split, _TRAIN, val=False)
+    return _part(config, config.data.train, whole, config.data.train_split, val=False)
 
 
 def validation_part(config: Config, train: Part) -> Part | None:
@@ -39,11 +39,9 @@ def validation_part(config: Config, train: Part) -> Part | None:
     path = config.data.val or config.data.train
     whole = LabelStore.open(path)
     split = config.data.val_split
-    if config.data.val is None and split is None:
-        there = [name for name in _VAL if name in whole.images.split_counts]
-        if not there:
-            return None
-    part = _part(config, path, whole, split, _VAL, val=True)
+    if config.data.val is None and split is None and automatic_split(whole, val=True) is None:
+        return None
+    part = _part(config, path, whole, split, val=True)
     if part.store.classes.ids == train.store.classes.ids:
         return part
     try:
@@ -53,16 +51,21 @@ def validation_part(config: Config, train: Part) -> Part | None:
     return Part(part.store, part.source, part.name, columns)
 
 
+def automatic_split(store: LabelStore, *, val: bool) -> str | None:
+    """The split that is meant where none is named."""
+    names = _VAL if val else _TRAIN
+    return next((name for name in names if name in store.images.split_counts), None)
+
+
 def _part(
     config: Config,
     path: Path,
     whole: LabelStore,
     split: str | None,
-    automatic: tuple[str, ...],
     *,
     val: bool,
 ) -> Part:
-    name = split or next((n for n in automatic if n in whole.images.split_counts), None)
+    name = split or automatic_split(whole, val=val)
     store = whole if name is None else whole.split(name)
     if not len(store):
         raise UsageError(f"{path}: has no images" + (f" in split {name!r}" if name else ""))

@@ -12,7 +12,7 @@ import torch
 
 from partlabel.augment import Augment
 from partlabel.config import Config
-from partlabel.errors import suggest
+from partlabel.errors import ClassMismatchError, suggest
 from partlabel.estimate import estimate_prior, sample_rows
 from partlabel.losses.base import PartialLoss
 from partlabel.metrics import AveragePrecision, choose_thresholds
@@ -92,7 +92,10 @@ class Run:
     def prior_of_model(self, folder: RunFolder) -> Prior:
         """The prior by the model that a run has left, on the images of this one."""
         config = folder.config
-        model = load_model(folder, self.train, self.processes.device)
+        model, classes, _ = load_model(folder, self.processes.device)
+        if classes.ids != self.train.store.classes.ids:
+            self.train.store.classes.positions_in(classes)  # says what differs
+            raise ClassMismatchError(f"{folder.path}: has the same classes in another order")
         store, settings = self.train.store, self.config.prior
         rows = np.arange(len(store))
         if settings.images is not None:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from typing import NamedTuple
 
 import torch
 
 from partlabel.errors import StoreError, UsageError
-from partlabel.model import Classifier, build_model
+from partlabel.model import Classifier, description, rebuild
+from partlabel.tables import ClassTable
 from partlabel.training import checkpoint as checkpoints
-from partlabel.training.rundata import Part
 from partlabel.training.runfolder import RunFolder
 
 
 def usable_checkpoint(
-    folder: RunFolder, *, say: Callable[[str], None]
+    folder: RunFolder, *, say: Callable[[str], None], parts: Collection[str] | None = None
 ) -> checkpoints.Checkpoint | None:
-    """The newest checkpoint that can be read; damaged ones are passed over."""
+    """The newest checkpoint that can be read, or parts of it; damaged ones are passed over."""
     for path in reversed(checkpoints.all_of(folder.checkpoints)):
         try:
-            return checkpoints.load(path)
+            return checkpoints.load(path, parts=parts)
         except StoreError as error:
             if "newer than this partlabel" in str(error):
                 raise
@@ -27,22 +28,22 @@ def usable_checkpoint(
     return None
 
 
-def load_model(folder: RunFolder, part: Part | None, device: torch.device) -> Classifier:
-    """The model a run left: its moving average."""
-    found = usable_checkpoint(folder, say=lambda text: None)
+class Trained(NamedTuple):
+    """The model a run left."""
+
+    model: Classifier
+    """Its moving average."""
+    classes: ClassTable
+    """Of its logits."""
+    step: int
+
+
+def load_model(folder: RunFolder, device: torch.device) -> Trained:
+    """Load the model that a run has left."""
+    found = usable_checkpoint(folder, say=lambda text: None, parts=("average",))
     if found is None:
         raise UsageError(f"{folder.path}: has no checkpoint yet; train it first")
-    if part is not None:
-        checkpoints.refuse_other(found, part.store.classes, {})
-    what = found.description
-    model = build_model(
-        what["backbone"],
-        len(found.classes),
-        weights=None,
-        head=what["head"],
-        bottleneck=what["bottleneck"],
-        auxiliary=what["auxiliary"],
-        image_size=what["size"],
-    )
+    model = rebuild(found.description)
+    checkpoints.refuse_other(found, found.classes, description(model))  # timm may have changed
     model.load_state_dict(found.tensors["average"])
-    return model.to(device).eval()
+    return Trained(model.to(device).eval(), found.classes, found.step)
