@@ -972,7 +972,7 @@ NAN, INF = float("nan"), float("inf")
         ("entropy_max", {"share": 1.5}, "1.5"),
         ("entropy_max", {"warmup": 10, "num_images": 4, "num_classes": 3}, "10"),
         ("entropy_max", {"num_classes": -3, "num_images": 4}, "-3"),
-        ("entropy_max", {"num_images": 0, "num_classes": 3}, "0"),
+        ("entropy_max", {"num_images": -1, "num_classes": 3}, "-1"),
         ("entropy_max", {"max_state_gb": "4", "num_images": 4, "num_classes": 3}, "'4'"),
         ("expected_positive", {"expected": -1}, "-1"),
         ("role", {"num_images": 0, "num_classes": 3}, "0"),

@@ -44,7 +44,7 @@ def estimate(
         Path | None, typer.Option("--labels", help="the store it was trained on, with --scores")
     ] = None,
     run: Annotated[
-        Path | None, typer.Option("--run", help="the folder of a run in Ignore mode")
+        Path | None, typer.Option("--run", "-r", help="the folder of a run in Ignore mode")
     ] = None,
     sets: SetOption = None,
     scores_are: Annotated[

@@ -35,7 +35,7 @@ class EntropyMax(PartialLoss):
         warmup: Epochs before the first pseudo-labels.
         epochs: Epochs of the whole training.
         share: Share of the unknown labels that have a pseudo-label in the end.
-        num_images: Rows of the table of pseudo-labels; None leaves APL out.
+        num_images: Rows of the table of pseudo-labels; None or 0 leaves APL out.
         num_classes: Its columns.
         max_state_gb: Refuse a larger table.
     """

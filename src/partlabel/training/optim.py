@@ -32,7 +32,7 @@ def pace(step: int, total: int, *, schedule: str, warmup: float, cycle_momentum:
     to 1/250,000), ``cosine`` rises linearly and falls to zero, ``constant`` stays.
 
     Example:
-        >>> pace(20, 101, schedule="one_cycle", warmup=0.21, cycle_momentum=True)
+        >>> pace(20, 105, schedule="one_cycle", warmup=0.2, cycle_momentum=True)
         Pace(lr=1.0, momentum=0.85)
     """
     if schedule == "constant":

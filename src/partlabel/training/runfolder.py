@@ -25,6 +25,7 @@ class RunFolder:
         self.path = Path(path)
         self.checkpoints = self.path / "checkpoints"
         self.log_file = self.path / "metrics.jsonl"
+        self._board: Any = None
 
     @classmethod
     def existing(cls, path: str | Path) -> RunFolder:
@@ -53,6 +54,8 @@ class RunFolder:
                 )
         self.path.mkdir(parents=True, exist_ok=True)
         config.write(written)
+        if config.train.tensorboard:
+            self._board = _open_board(self.path / "tensorboard")
         text = json.dumps(environment(processes), indent=2) + "\n"
         (self.path / "environment.json").write_text(text, encoding="utf-8")
 
@@ -61,6 +64,9 @@ class RunFolder:
         line = {"kind": kind, "step": step, **{k: _plain(v) for k, v in values.items()}}
         with self.log_file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
+        for name, value in values.items():
+            if self._board is not None and isinstance(value, float):
+                self._board.add_scalar(f"{kind}/{name}", value, step)
 
     def flush_log(self) -> None:
         """Bring the log to the disk: a checkpoint must never be ahead of it."""
@@ -155,6 +161,15 @@ def environment(processes: int) -> dict[str, Any]:
         "command": sys.argv,
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
+
+
+def _open_board(folder: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        what = "[train] tensorboard: is not installed"
+        raise UsageError(f"{what}; pip install 'partlabel[tensorboard]'") from error
+    return SummaryWriter(str(folder))
 
 
 def _plain(value: Any) -> Any:

@@ -15,7 +15,7 @@ from partlabel.config import Config
 from partlabel.errors import ClassMismatchError, suggest
 from partlabel.estimate import estimate_prior, sample_rows
 from partlabel.losses.base import PartialLoss
-from partlabel.metrics import AveragePrecision, choose_thresholds
+from partlabel.metrics import AveragePrecision, bootstrap, choose_thresholds
 from partlabel.model import Classifier, build_model, synchronise_batch_norm
 from partlabel.prior import Prior
 from partlabel.training.dataset import workers_for
@@ -277,6 +277,9 @@ class Run:
             result |= self._numbers(config, metric)
             if trainer.best_step:
                 result |= {"best_map_c": trainer.best, "reference_best": trainer.reference_best}
+            if config.eval.bootstrap:
+                sure = bootstrap(metric, samples=config.eval.bootstrap, seed=config.train.seed)
+                result |= {"map_c_interval": list(sure.map_c), "map_o_interval": list(sure.map_o)}
             pairs = metric.collect()
             thresholds = choose_thresholds(metric, self.val.store.classes)
             if self.processes.main:
