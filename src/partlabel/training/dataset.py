@@ -77,9 +77,9 @@ class Order:
     def __post_init__(self) -> None:
         if self.batch_size % (self.parts * self.world):
             by = f"{self.world} processes x {self.parts} parts"
-            raise ValueError(f"batch_size {self.batch_size} cannot be cut evenly for {by}")
+            raise ValueError(f"{self.batch_size} cannot be cut evenly for {by}")
         if self.batch_size > self.count:
-            raise ValueError(f"batch_size {self.batch_size} exceeds the {self.count} images")
+            raise ValueError(f"{self.batch_size} exceeds the {self.count} images; make it smaller")
 
     @property
     def steps(self) -> int:

@@ -60,6 +60,7 @@ class Material:
 
     part: Part
     supply: Supply
+    order: Order
     model: Classifier
     """On the device."""
     loss: PartialLoss
@@ -104,14 +105,7 @@ class Trainer:
         self.part, self.supply = material.part, material.supply
         self.model, self.loss, self.online = material.model, material.loss, material.online
         self.evaluate, self.watcher = material.evaluate, watcher
-        self.order = Order(
-            len(self.part.store),
-            config.train.batch_size,
-            config.train.seed,
-            parts=config.train.accumulate,
-            rank=processes.rank,
-            world=processes.world,
-        )
+        self.order = material.order
         self.total = config.train.epochs * self.order.steps
         self.done = 0
         """Steps that are behind us."""

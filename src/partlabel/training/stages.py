@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,23 +11,22 @@ import torch
 
 from partlabel.augment import Augment
 from partlabel.config import Config
-from partlabel.errors import ClassMismatchError, suggest
+from partlabel.errors import ClassMismatchError
 from partlabel.estimate import estimate_prior, sample_rows
 from partlabel.losses.base import PartialLoss
-from partlabel.metrics import AveragePrecision, bootstrap, choose_thresholds
-from partlabel.model import Classifier, build_model, synchronise_batch_norm
+from partlabel.model import build_model, synchronise_batch_norm
 from partlabel.prior import Prior
-from partlabel.training.dataset import workers_for
+from partlabel.training.dataset import Order, workers_for
 from partlabel.training.loop import Material, Trainer, Watcher
 from partlabel.training.online import OnlinePrior, give_prior
 from partlabel.training.processes import Processes
 from partlabel.training.rundata import Part, training_part, validation_part
 from partlabel.training.runfolder import RunFolder
 from partlabel.training.saving import resume
-from partlabel.training.scoring import chosen_precision, histogram, score
+from partlabel.training.scoring import chosen_precision, histogram
 from partlabel.training.supply import Resident, Streamed, Supply
 from partlabel.training.trained import load_model, usable_checkpoint
-from partlabel.training.writing import write_class_table, write_pairs
+from partlabel.training.validation import Validation
 
 
 class Run:
@@ -46,6 +44,9 @@ class Run:
         self.train = training_part(config)
         self.val = validation_part(config, self.train)
         self._supplies: dict[Any, Supply] = {}
+        # What is wrong with the second stage shows now, not when the first one has been trained.
+        self._loss(config, None, online=config.needs_prior)
+        self._order(config)
 
     def __call__(self) -> dict[str, Any]:
         """Do whatever is left to do, and give the result."""
@@ -147,25 +148,18 @@ class Run:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if config.train.sync_bn and self.processes.world > 1 and device.type == "cuda":
             model = synchronise_batch_norm(model)
-        try:
-            loss = self._loss(config, prior, online=online).to(device)
-            material = Material(
-                self.train,
-                self._supply(config, self.train, training=True),
-                model,
-                loss,
-                self._evaluator(config),
-                self._online(config) if online else None,
-            )
-            return Trainer(
-                config,
-                material,
-                processes=self.processes,
-                folder=folder,
-                watcher=self.watcher,
-            )
-        except ValueError as error:
-            raise config.error("train", "batch_size", what=str(error)) from error
+        material = Material(
+            self.train,
+            self._supply(config, self.train, training=True),
+            self._order(config),
+            model,
+            self._loss(config, prior, online=online).to(device),
+            self._validation(config),
+            self._online(config) if online else None,
+        )
+        return Trainer(
+            config, material, processes=self.processes, folder=folder, watcher=self.watcher
+        )
 
     def _online(self, config: Config) -> OnlinePrior:
         def apply(loss: PartialLoss, prior: Prior) -> None:
@@ -191,6 +185,20 @@ class Run:
         if prior is not None:
             give_prior(loss, prior, self.train.store.classes, config.prior)
         return loss
+
+    def _order(self, config: Config) -> Order:
+        settings = config.train
+        try:
+            return Order(
+                len(self.train.store),
+                settings.batch_size,
+                settings.seed,
+                parts=settings.accumulate,
+                rank=self.processes.rank,
+                world=self.processes.world,
+            )
+        except ValueError as error:
+            raise config.error("train", "batch_size", what=str(error)) from error
 
     def _supply(self, config: Config, part: Part, *, training: bool) -> Supply:
         """Batches of a part; kept, since both stages may take the same."""
@@ -227,65 +235,23 @@ class Run:
             self._supplies[key] = Streamed(part, **common)
         return self._supplies[key]
 
-    def _evaluator(self, config: Config) -> Callable[..., dict[str, dict[str, Any]]] | None:
+    def _validation(self, config: Config) -> Validation | None:
         if self.val is None:
             return None
-
-        def evaluate(models: dict[str, Classifier]) -> dict[str, dict[str, Any]]:
-            metrics = self._score(config, models)
-            return {name: self._numbers(config, metric) for name, metric in metrics.items()}
-
-        return evaluate
-
-    def _score(self, config: Config, models: dict[str, Classifier]) -> dict[str, AveragePrecision]:
-        assert self.val is not None
-        count = len(self.val.store.classes)
-        return score(
-            models,
-            self.val,
-            self._supply(config, self.val, training=False).listed,
-            processes=self.processes,
-            precision=chosen_precision(config.train.precision, self.processes.device),
-            make_metric=lambda: AveragePrecision(
-                count, ties=config.eval.ties, policy=config.eval.policy
-            ),
-        )
-
-    def _numbers(self, config: Config, metric: AveragePrecision) -> dict[str, Any]:
-        assert self.val is not None
-        result = metric.compute()
-        found: dict[str, Any] = {
-            "map_c": result.map_c,
-            "map_o": result.map_o,
-            "n_valid": result.n_valid,
-        }
-        classes = self.val.store.classes
-        named = {name: i for i, name in enumerate(classes.names)} | dict(classes.index)
-        for name in config.eval.classes:
-            if name not in named:
-                fix = suggest(name, named)
-                raise config.error("eval", "classes", what=f"no class {name!r}; {fix}")
-            found[f"ap_{name}"] = float(result.per_class[named[name]])
-        return found
+        batches = self._supply(config, self.val, training=False).listed
+        return Validation(config, self.val, batches, self.processes)
 
     def _finish(self, config: Config, folder: RunFolder, trainer: Trainer) -> dict[str, Any]:
         """Evaluate the final model once more for what is written, and say that it is done."""
         result: dict[str, Any] = {"steps": trainer.done, "images": len(self.train.store)}
-        if self.val is not None:
+        validation = self._validation(config)
+        if validation is not None:
             self.processes.copy_from_main(trainer.average.tensors)
-            metric = self._score(config, {"average": trainer.average.model})["average"]
-            result |= self._numbers(config, metric)
+            metric = validation.score({"average": trainer.average.model})["average"]
+            result |= validation.numbers(metric)
             if trainer.best_step:
                 result |= {"best_map_c": trainer.best, "reference_best": trainer.reference_best}
-            if config.eval.bootstrap:
-                sure = bootstrap(metric, samples=config.eval.bootstrap, seed=config.train.seed)
-                result |= {"map_c_interval": list(sure.map_c), "map_o_interval": list(sure.map_o)}
-            pairs = metric.collect()
-            thresholds = choose_thresholds(metric, self.val.store.classes)
-            if self.processes.main:
-                write_pairs(folder.path / "predictions.parquet", pairs, self.val.store)
-                thresholds.write(folder.path / "thresholds.csv")
-                write_class_table(folder.path / "classes.csv", pairs, self.val.store)
+            result |= validation.write(metric, folder.path)
         if self.processes.main:
             folder.finish(result)
         self.processes.wait()

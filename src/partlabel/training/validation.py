@@ -1,0 +1,86 @@
+"""The validation set of a run: models scored on it, and what is written about the last one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from partlabel.config import Config
+from partlabel.errors import suggest
+from partlabel.metrics import AveragePrecision, bootstrap, choose_thresholds
+from partlabel.model import Classifier
+from partlabel.tables import Rows
+from partlabel.training.dataset import OnDevice
+from partlabel.training.processes import Processes
+from partlabel.training.rundata import Part
+from partlabel.training.scoring import chosen_precision, score
+from partlabel.training.writing import write_class_table, write_pairs
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Scores models on the validation set of a run; every process must take part."""
+
+    config: Config
+    part: Part
+    batches: Callable[[Rows], Iterator[OnDevice]]
+    processes: Processes
+
+    def __post_init__(self) -> None:
+        self._named()  # a class that does not exist shows now, not after the first epoch
+
+    def __call__(self, models: dict[str, Classifier]) -> dict[str, dict[str, Any]]:
+        """For each model the numbers that are logged."""
+        return {name: self.numbers(metric) for name, metric in self.score(models).items()}
+
+    def score(self, models: dict[str, Classifier]) -> dict[str, AveragePrecision]:
+        """Score models; each image is read once."""
+        settings = self.config.eval
+        count = len(self.part.store.classes)
+        return score(
+            models,
+            self.part,
+            self.batches,
+            processes=self.processes,
+            precision=chosen_precision(self.config.train.precision, self.processes.device),
+            make_metric=lambda: AveragePrecision(count, ties=settings.ties, policy=settings.policy),
+        )
+
+    def numbers(self, metric: AveragePrecision) -> dict[str, Any]:
+        """What is logged about one model."""
+        result = metric.compute()
+        found: dict[str, Any] = {
+            "map_c": result.map_c,
+            "map_o": result.map_o,
+            "n_valid": result.n_valid,
+        }
+        for name, index in self._named().items():
+            found[f"ap_{name}"] = float(result.per_class[index])
+        return found
+
+    def _named(self) -> dict[str, int]:
+        """The classes whose AP is wanted, by id or name."""
+        classes = self.part.store.classes
+        known = {name: i for i, name in enumerate(classes.names)} | dict(classes.index)
+        for name in self.config.eval.classes:
+            if name not in known:
+                what = f"no class {name!r}; {suggest(name, known)}"
+                raise self.config.error("eval", "classes", what=what)
+        return {name: known[name] for name in self.config.eval.classes}
+
+    def write(self, metric: AveragePrecision, folder: Path) -> dict[str, Any]:
+        """Write predictions, thresholds and the table of classes; gives intervals, if wanted."""
+        found: dict[str, Any] = {}
+        samples = self.config.eval.bootstrap
+        if samples:
+            sure = bootstrap(metric, samples=samples, seed=self.config.train.seed)
+            found = {"map_c_interval": list(sure.map_c), "map_o_interval": list(sure.map_o)}
+        store, pairs = self.part.store, metric.collect()
+        thresholds = choose_thresholds(metric, store.classes)
+        if self.processes.main:
+            write_pairs(folder / "predictions.parquet", pairs, store)
+            thresholds.write(folder / "thresholds.csv")
+            write_class_table(folder / "classes.csv", pairs, store)
+        return found
