@@ -132,6 +132,9 @@ class Clock:
         ranked = sorted(names.items(), key=lambda item: -item[1])[:6]
         self.largest = [f"{us / 1e3 / self.profiled:.2f} ms {name[:60]}" for name, us in ranked]
 
+    def within(self, what: str, done: int, total: int) -> None:
+        pass
+
     def say(self, text: str) -> None:
         pass
 
@@ -166,7 +169,7 @@ def data_alone(folder: Path, settings: dict[str, Any], *, steps: int) -> dict[st
     processes = Processes(device=torch.device("cuda", 0) if cuda else torch.device("cpu"))
     config = Config.from_dict(settings)
     run = Run(config, processes=processes, watcher=Clock(1, 1))
-    supply = run._supply(config, run.train, training=True)
+    supply = run._supplies.of(config, run.train, training=True)
     order = Order(len(run.train.store), config.train.batch_size, 0)
     times = []
     for _ in supply.steps(order, 0, steps):

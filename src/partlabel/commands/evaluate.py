@@ -47,6 +47,9 @@ def evaluate(
         Literal["folder", "tar", "parquet"] | None,
         typer.Option("--image-kind", help="with --run: what is there"),
     ] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", help="with --run: auto, cpu or cuda")
+    ] = None,
     scores_are: Annotated[
         Literal["logits", "probabilities"], typer.Option("--scores-are", help="what the scores are")
     ] = "logits",
@@ -125,7 +128,7 @@ def evaluate(
     grouped = options.read_groups(groups, store, parts=parts, key=group_key) if groups else {}
     how: dict[str, Any] = {"split": split, "ties": ties, "policy": policy, "top_k": top_k}
     if run is not None:
-        collected = collect_run(run, store, kind=image_kind, root=image_root, **how)
+        collected = collect_run(run, store, kind=image_kind, root=image_root, device=device, **how)
     else:
         collected = collect(cast(Path, scores), store, image_ids=image_ids, common=common, **how)
     if collected is None:  # not the process that prints

@@ -31,6 +31,7 @@ def collect_run(
     split: str | None,
     kind: str | None,
     root: Path | None,
+    device: str | None,
     **how: Any,
 ) -> tuple[AveragePrecision, Evaluation] | None:
     """Score the model of a run; None on all processes but the one that prints.
@@ -41,6 +42,7 @@ def collect_run(
         split: Only these of them.
         kind: What the images are in, if not what the run or the store says.
         root: Where they are, likewise.
+        device: Where to compute, if not where the run did.
         how: What :class:`AveragePrecision` takes.
     """
 
@@ -48,7 +50,7 @@ def collect_run(
         return AveragePrecision(count, **how)
 
     folder = RunFolder.existing(run)
-    with processes(folder.config.train.device) as here:
+    with processes(device or folder.config.train.device) as here:
         path = cast(Path, whole.path)
         images = store_images(folder.config, path, split=split, kind=kind, root=root)
         made, read = score_run(folder, images, make_metric=metric, processes=here)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -126,14 +125,13 @@ def predict(
             raise UsageError("the processes do not find the same images; are all on one disk?")
         # Lines on a terminal and a bar would be drawn over each other.
         shown = here.main and not (out is None and sys.stdout.isatty())
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         with ImageProgress(len(pictures), processes=here.world, shown=shown) as progress:
             work = Work(
                 predictor=Predictor.open(run, device=here.device),
                 pictures=pictures,
                 processes=here,
                 batch_size=batch_size,
-                workers=workers_for(here.device, workers, local_world=local),
+                workers=workers_for(here, workers),
                 progress=progress.advance,
             )
             if missing is None:

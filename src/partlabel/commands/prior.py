@@ -11,7 +11,7 @@ import typer
 
 from partlabel import terminal
 from partlabel.agreement import spearman, spearman_curve, top_overlap
-from partlabel.commands.train import SetOption, read_config
+from partlabel.commands.train import SetOption, read_config, running
 from partlabel.errors import UsageError
 from partlabel.prior import Prior, count_prior
 from partlabel.scores import read_scores
@@ -51,8 +51,9 @@ def estimate(
         Literal["logits", "probabilities"], typer.Option("--scores-are", help="what the scores are")
     ] = "logits",
     use: Annotated[
-        Literal["mean", "em"], typer.Option("--use", help="mean prediction, or corrected by EM")
-    ] = "mean",
+        Literal["mean", "em"] | None,
+        typer.Option("--use", help="mean prediction (default), or corrected by EM"),
+    ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="the csv to write")] = Path("prior.csv"),
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="replace what is at --out")
@@ -69,7 +70,9 @@ def estimate(
         raise UsageError(f"{out} exists; choose another --out or add --overwrite")
     with _warnings_shown():
         if scores is not None and labels is not None:
-            prior: Prior | None = _from_scores(scores, LabelStore.open(labels), scores_are, use)
+            prior: Prior | None = _from_scores(
+                scores, LabelStore.open(labels), scores_are, use or "mean"
+            )
         else:
             prior = _by_training(run_file, run, sets, use)
     if prior is None:  # not the process that writes
@@ -101,27 +104,20 @@ def _from_scores(
 
 
 def _by_training(
-    run_file: Path | None, run: Path | None, sets: list[str] | None, use: Literal["mean", "em"]
+    run_file: Path | None, run: Path | None, sets: list[str] | None, use: str | None
 ) -> Prior | None:
     """The prior by the first stage of a run file, or by the model in a run's folder."""
+    from partlabel.training.runfolder import RunFolder
+
     if run_file is not None:
-        config = read_config(run_file, [*(sets or []), f"prior.use={use}"])
+        config = read_config(run_file, [*(sets or []), *([f"prior.use={use}"] if use else [])])
     elif sets:
         raise UsageError("--set goes with a run file")
-    from partlabel.commands.watching import TrainingProgress
-    from partlabel.training.processes import processes
-    from partlabel.training.runfolder import RunFolder
-    from partlabel.training.stages import Run
-
-    if run_file is None and run is not None:
-        config = RunFolder.existing(run).config.replaced(prior={"use": use})
-    with (
-        processes(config.train.device) as here,
-        TrainingProgress(shown=here.main, processes=here.world) as watcher,
-    ):
-        made = Run(config, processes=here, watcher=watcher)
+    else:
+        config = RunFolder.existing(run or Path()).config.replaced(prior={"use": use})
+    with running(config) as (made, main):
         prior = made.estimated() if run is None else made.prior_of_model(RunFolder(run))
-        return prior if here.main else None
+    return prior if main else None
 
 
 def _histogram(path: Path, store: LabelStore, kind: str) -> LogitHistogram:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from partlabel import terminal
 from partlabel.errors import UsageError
+
+if TYPE_CHECKING:
+    from partlabel.config import Config
+    from partlabel.training.stages import Run
 
 SetOption = Annotated[
     list[str] | None,
@@ -37,31 +43,40 @@ def train(
     Run it again to go on where it was interrupted. Under torchrun it uses all processes.
     """
     config = read_config(run, sets, out=out, weights=weights)
+    with running(config) as (made, main):
+        if fresh:
+            if main:
+                _remove(config.out)
+            made.processes.wait()
+        result = made()
+    if main:
+        _show(config.out, result, as_json=as_json)
+
+
+@contextmanager
+def running(config: Config) -> Iterator[tuple[Run, bool]]:
+    """A run among its processes, shown by the main one; a wish to stop ends it in peace."""
     from partlabel.commands.watching import TrainingProgress
     from partlabel.training.loop import Stopped
     from partlabel.training.processes import processes
     from partlabel.training.stages import Run
 
-    with processes(config.train.device) as here:
-        if fresh and here.main:
-            _remove(config.out)
-        here.wait()
-        with TrainingProgress(shown=here.main, processes=here.world) as watcher:
-            try:
-                result = Run(config, processes=here, watcher=watcher)()
-            except Stopped:
-                if here.main:
-                    terminal.note(
-                        f"stopped; the same command goes on from the checkpoint in {config.out}"
-                    )
-                raise typer.Exit(130) from None
-        if here.main:
-            _show(config.out, result, as_json=as_json)
+    with (
+        processes(config.train.device) as here,
+        TrainingProgress(shown=here.main, processes=here.world) as watcher,
+    ):
+        try:
+            yield Run(config, processes=here, watcher=watcher), here.main
+        except Stopped:
+            if here.main:
+                where = f"from the checkpoint in {config.out}"
+                terminal.note(f"stopped; the same command goes on {where}")
+            raise SystemExit(130) from None
 
 
 def read_config(
     run: Path, sets: list[str] | None, *, out: Path | None = None, weights: str | None = None
-) -> Any:
+) -> Config:
     """Read a run file with the options of the command line in it."""
     from partlabel.config import Config
 

@@ -44,6 +44,7 @@ class TrainingProgress:
         self.shown, self.processes = shown, processes
         self._bar: Progress | None = None
         self._task: TaskID | None = None
+        self._inner: TaskID | None = None
         self._began = self._said = time.monotonic()
         self._first: int | None = None
         self._last = 0
@@ -59,7 +60,7 @@ class TrainingProgress:
             columns = (
                 TextColumn("{task.description}", markup=False),
                 BarColumn(),
-                TextColumn("{task.completed:,.0f} of {task.total:,.0f} steps"),
+                TextColumn("{task.completed:,.0f} of {task.total:,.0f}"),
                 _Rate(),
                 TimeRemainingColumn(),
             )
@@ -109,6 +110,21 @@ class TrainingProgress:
             text = f"step {done:,} of {total:,}, {rate:,.0f} images/s, {left:,.0f} s left"
             tail = f", loss {self._loss:.4g}" if self._loss is not None else ""
             terminal.err.print(text + tail, markup=False)
+
+    def within(self, what: str, done: int, total: int) -> None:
+        """How far something else is: a bar below, which goes when it is done."""
+        if not self.shown:
+            return
+        if self._bar is not None:
+            if self._inner is None:
+                self._inner = self._bar.add_task(what, total=total, rate=0.0, loss=None)
+            self._bar.update(self._inner, description=what, completed=done, total=total)
+            if done >= total:
+                self._bar.remove_task(self._inner)
+                self._inner = None
+        elif time.monotonic() - self._said >= _SECONDS_BETWEEN_LINES:
+            self._said = time.monotonic()
+            terminal.err.print(f"{what}: {done:,} of {total:,} images", markup=False)
 
     def _begin(self, done: int, total: int) -> None:
         self._first, self._images, self._loss = done, 0, None

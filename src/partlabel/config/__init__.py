@@ -233,6 +233,9 @@ def _check_together(config: Config) -> None:
     if "prior" in params:
         what = 'the prior is named in [prior]: source = "FILE.csv"'
         raise config.error("loss", "params", "prior", what=what)
+    if params.get("reduction") == "none":
+        what = "has no one number to train with; say mean or sum"
+        raise config.error("loss", "params", "reduction", what=what)
     if config.images.device_resident and config.images.augment == "timm":
         what = 'cannot be true with augment = "timm"; that has no operations for the device'
         raise config.error("images", "device_resident", what=what)

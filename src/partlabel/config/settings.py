@@ -108,6 +108,8 @@ class PriorSettings:
     """The mean prediction, or the same corrected for the share of positives in training."""
     images: Count | None = None
     """Estimate on a sample of this many images; left out, on all."""
+    sample: Count | None = None
+    """Train the first model on a sample of this many images; left out, on all."""
     stage1: dict[str, Any] = field(default_factory=dict)
     """What the first model does otherwise: [prior.stage1.train] epochs = 2, for one."""
 

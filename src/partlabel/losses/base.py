@@ -33,6 +33,8 @@ class PartialLoss(nn.Module):
 
     batchwise = False
     """True where the loss looks across images, so that cutting a batch changes it."""
+    per_process = False
+    """True where each process keeps a state of its own, which a checkpoint must have of all."""
 
     def __init__(self, *, reduction: Reduction = "mean", debug: bool = False) -> None:
         super().__init__()
@@ -77,6 +79,12 @@ class PartialLoss(nn.Module):
             return terms
         total = terms.sum()
         return total / max(terms.shape[0], 1) if self.reduction == "mean" else total
+
+    def end_epoch(self) -> None:
+        """Share what was learnt about single images in this epoch with the other processes.
+
+        A trainer calls it on all processes; images change hands between epochs.
+        """
 
     def extra_repr(self) -> str:
         """Show the settings."""

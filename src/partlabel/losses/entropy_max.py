@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from partlabel.losses.base import (
@@ -83,6 +84,16 @@ class EntropyMax(PartialLoss):
         self.register_buffer("histogram", torch.zeros(classes, _BINS, dtype=torch.int64))
         self.register_buffer("bound", torch.full((classes,), -torch.inf))
         self._epoch = 0
+        self.per_process = True
+
+    def end_epoch(self) -> None:
+        """Share pseudo-labels and counts of this epoch with the other processes."""
+        if self.labels is None or not (dist.is_available() and dist.is_initialized()):
+            return
+        there = self.labels.nan_to_num(-1.0)
+        dist.all_reduce(there, op=dist.ReduceOp.MAX)
+        self.labels.copy_(torch.where(there < 0, torch.nan, there))
+        dist.all_reduce(self.histogram)
 
     def forward(
         self, logits: Tensor, states: Tensor, *, epoch: int = 0, index: Tensor | None = None

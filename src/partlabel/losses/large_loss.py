@@ -6,6 +6,7 @@ import math
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from partlabel.losses.base import (
@@ -49,6 +50,20 @@ class LargeLoss(PartialLoss):
         self._epoch = 0
         self._corrected = torch.zeros(0, dtype=torch.int64)
         self._fresh: list[Tensor] = []
+        self.per_process = variant == "permanent"
+
+    def end_epoch(self) -> None:
+        """Share the corrections of this epoch with the other processes."""
+        if self.per_process and dist.is_available() and dist.is_initialized():
+            found: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(found, self._joined().cpu())
+            self._fresh = [torch.cat(found)]
+
+    def _joined(self) -> Tensor:
+        if not self._fresh:
+            return torch.zeros(0, dtype=torch.int64)
+        device = self._fresh[-1].device  # those of a checkpoint come from the CPU
+        return torch.cat([part.to(device) for part in self._fresh])
 
     def forward(
         self, logits: Tensor, states: Tensor, *, epoch: int = 0, index: Tensor | None = None
@@ -92,16 +107,15 @@ class LargeLoss(PartialLoss):
     def _settle(self) -> None:
         """Once an epoch: sort in what the last one selected."""
         if self._fresh:
-            found = torch.unique(
-                torch.cat([*self._fresh, self._corrected.to(self._fresh[0].device)])
-            )
+            fresh = self._joined()
+            found = torch.unique(torch.cat([fresh, self._corrected.to(fresh.device)]))
             self._corrected = found[found >= 0]
             self._fresh = []
 
     def get_extra_state(self) -> dict[str, Any]:
         """The corrections, for the checkpoint."""
-        fresh = torch.cat(self._fresh) if self._fresh else torch.zeros(0, dtype=torch.int64)
-        return {"epoch": self._epoch, "corrected": self._corrected.cpu(), "fresh": fresh.cpu()}
+        fresh = self._joined().cpu()
+        return {"epoch": self._epoch, "corrected": self._corrected.cpu(), "fresh": fresh}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Take the corrections of a checkpoint."""

@@ -14,7 +14,7 @@ from partlabel.training.dataset import workers_for
 from partlabel.training.processes import Processes
 from partlabel.training.rundata import Part, automatic_split
 from partlabel.training.runfolder import RunFolder
-from partlabel.training.scoring import chosen_precision, score
+from partlabel.training.scoring import Seen, chosen_precision, score
 from partlabel.training.supply import Streamed
 from partlabel.training.trained import load_model
 
@@ -47,8 +47,8 @@ def score_run(
         part,
         size=model.info.size,
         augment=None,
-        batch_size=config.eval.batch_size or config.train.batch_size,
-        workers=workers_for(processes.device, config.images.workers),
+        batch_size=max((config.eval.batch_size or config.train.batch_size) // processes.world, 1),
+        workers=workers_for(processes, config.images.workers),
         device=processes.device,
     )
     read: list[int] = []
@@ -59,7 +59,7 @@ def score_run(
         processes=processes,
         precision=chosen_precision(config.train.precision, processes.device),
         make_metric=lambda: make_metric(len(store.classes)),
-        progress=read.append,
+        seen_by=Seen(read.append, lambda skipped: None),
     )
     whole = make_metric(len(store.classes))
     for state in processes.gather(metrics["average"].state_dict()):

@@ -14,6 +14,7 @@ from partlabel.config import Config
 from partlabel.errors import DataError, UsageError, suggest
 from partlabel.images import ImageError, ImageSource, open_images
 from partlabel.store import LabelStore
+from partlabel.training.rundata import VALIDATION
 
 SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff",
             ".jp2", ".ppm", ".pgm", ".pnm")  # fmt: skip
@@ -157,7 +158,9 @@ def store_images(
     if not len(store):
         raise UsageError(f"{path}: has no images")
     images, data = config.images, config.data
-    for own, place in ((data.train, images.root), (data.val, images.val_root or images.root)):
+    validating = data.val is None and split in (data.val_split, *VALIDATION)
+    own_root = (images.val_root if validating else None) or images.root
+    for own, place in ((data.train, own_root), (data.val, images.val_root or images.root)):
         if own is not None and _same(own, path) and root is None and kind is None:
             root, kind = place, images.kind
             break

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from partlabel.images import ImageError, decode
 from partlabel.prediction.pictures import Picture, Pictures
+from partlabel.training.dataset import give_way
 
 
 class Skipped(NamedTuple):
@@ -45,6 +46,7 @@ class Stretch:
             DataLoader(
                 _Images(self.pictures, size),
                 batch_size=None,
+                worker_init_fn=give_way,
                 sampler=_Lists(self, batch_size),
                 collate_fn=_as_it_is,  # type: ignore[arg-type]  # not a list: one batch each
                 num_workers=workers,

@@ -41,11 +41,16 @@ class Checkpoint:
     path: Path | None = None
 
 
-def save(folder: Path, checkpoint: Checkpoint, *, keep: int = 2) -> Path:
-    """Write a checkpoint into ``folder``, and then remove all but the newest few."""
+def save(
+    folder: Path, checkpoint: Checkpoint, *, keep: int = 2, protect: int | None = None
+) -> Path:
+    """Write a checkpoint into ``folder``, and then remove all but the newest few.
+
+    The one of step ``protect`` stays too.
+    """
     from safetensors.torch import save_file
 
-    path = folder / f"step-{checkpoint.step:08d}"
+    path = at_step(folder, checkpoint.step)
     state = {
         "format": FORMAT,
         "step": checkpoint.step,
@@ -76,7 +81,10 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int = 2) -> Path:
             f"{path}: cannot write the checkpoint ({_reason(error)}); {kept}; "
             "make room and run the same command again"
         ) from error
-    for old in all_of(folder)[:-keep]:
+    # Newer ones are damaged: this run went on from before them.
+    there = [old for old in all_of(folder) if _step_of(old) != protect]
+    older = [old for old in there if _step_of(old) <= checkpoint.step]
+    for old in [*older[:-keep], *(old for old in there if _step_of(old) > checkpoint.step)]:
         shutil.rmtree(old, ignore_errors=True)
     return path
 
@@ -113,7 +121,12 @@ def all_of(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
-    return sorted(found, key=lambda path: int(path.name[5:]))
+    return sorted(found, key=_step_of)
+
+
+def at_step(folder: Path, step: int) -> Path:
+    """Where the checkpoint of a step is, or would be."""
+    return folder / f"step-{step:08d}"
 
 
 def newest(folder: Path) -> Path | None:
@@ -155,20 +168,26 @@ def load_optimiser(optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor])
     for key, value in tensors.items():
         number, name = key.split(".", 1)
         state.setdefault(int(number), {})[name] = value
+    parameters = [p for group in optimiser.param_groups for p in group["params"]]
+    for place, entries in state.items():
+        like = parameters[place]
+        for name, value in entries.items():
+            if value.shape == like.shape:  # in its layout, which a fused step on a GPU asks for
+                entries[name] = torch.empty_like(like).copy_(value)
     now = optimiser.state_dict()
     optimiser.load_state_dict({"state": state, "param_groups": now["param_groups"]})
 
 
 def module_tensors(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The state of a module as tensors and json; extra state may hold both."""
+    """The state of a module as tensors on the CPU and json; extra state may hold both."""
     tensors: dict[str, Tensor] = {}
     facts: dict[str, Any] = {}
     for key, value in module.state_dict().items():
         if isinstance(value, Tensor):
-            tensors[key] = value
+            tensors[key] = value.cpu()
         else:
             facts[key] = {k: v for k, v in value.items() if not isinstance(v, Tensor)}
-            tensors |= {f"{key}/{k}": v for k, v in value.items() if isinstance(v, Tensor)}
+            tensors |= {f"{key}/{k}": v.cpu() for k, v in value.items() if isinstance(v, Tensor)}
     return tensors, facts
 
 
@@ -192,6 +211,10 @@ def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
             tensors[name] = tensor.clone()
         seen.add(tensor.data_ptr())
     return tensors
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name[5:])
 
 
 def _reason(error: StoreError) -> str:

@@ -7,6 +7,7 @@ and depend neither on the number of workers nor on that of processes.
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from partlabel.images import ImageError, ImageSource, decode
 from partlabel.labels import ABSENT, UNKNOWN
 from partlabel.store import LabelStore
 from partlabel.tables import Rows
+from partlabel.training.processes import Processes
 
 _TRIES = 100  # neighbours asked for an image before giving up
 
@@ -194,14 +196,16 @@ class LabelledImages(Dataset[Loaded]):
                 num_workers=workers,
                 pin_memory=torch.cuda.is_available(),
                 prefetch_factor=2 if workers else None,
-                worker_init_fn=_give_way,
+                worker_init_fn=give_way,
                 multiprocessing_context="fork" if workers and hasattr(os, "fork") else None,
             )
         )
 
 
-def _give_way(worker: int) -> None:
-    """Let the process that feeds the GPU go first: a step must not wait for decoding ahead."""
+def give_way(worker: int) -> None:
+    """Let the process that feeds the GPU go first, and leave it to that one to end on a signal."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     if hasattr(os, "nice"):
         os.nice(10)
 
@@ -280,10 +284,10 @@ def ahead(
         yield waiting
 
 
-def workers_for(device: torch.device, wanted: int | None, *, local_world: int = 1) -> int:
+def workers_for(processes: Processes, wanted: int | None) -> int:
     """How many workers read images: as wanted, or the cores there are for each process."""
     if wanted is not None:
         return wanted
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    share = (cores or 1) // max(local_world, 1)
-    return min(max(share, 1), 16) if device.type == "cuda" else 0
+    share = (cores or 1) // processes.local_world
+    return min(max(share, 1), 16) if processes.device.type == "cuda" else 0

@@ -15,8 +15,8 @@ from partlabel.training.processes import Processes
 from partlabel.training.rundata import Part
 from partlabel.training.runfolder import RunFolder
 
-_FIRST_LOOK = 0.5  # stop at once where more than this share of the first images cannot be read
-_BEHIND = 8  # steps a check may be behind on a GPU
+_HOPELESS = 0.5  # stop at once where more than this share of what was seen cannot be read
+_BEHIND = 8  # batches a check may be behind on a GPU
 
 
 class LossGuard:
@@ -69,24 +69,29 @@ class SkipGuard:
     def __init__(self, folder: RunFolder, part: Part, *, most: float) -> None:
         self.folder, self.part, self.most = folder, part, most
         self.skipped: dict[int, str] = {}
+        self._new: dict[int, str] = {}
 
     def note(self, batch: OnDevice) -> None:
         """Remember what a batch had to do without."""
-        self.skipped |= dict(batch.skipped)
+        self._new |= {row: why for row, why in batch.skipped if row not in self.skipped}
 
     def check(self, processes: Processes, *, seen: int) -> None:
-        """Share what is known, write skipped.csv, and stop if it is too much."""
-        for theirs in processes.gather(self.skipped):
+        """Share what is new, write skipped.csv, and stop if it is too much."""
+        before = len(self.skipped)
+        for theirs in processes.gather(self._new):
             self.skipped |= theirs
+        self._new = {}
         count, whole = len(self.skipped), len(self.part.store)
-        if not count:
+        if count == before:
             return
         if processes.main:
-            self.folder.write_skipped(self.skipped, self.part.store.images)
-        if count > self.most * whole or count > _FIRST_LOOK * max(seen, 1):
-            reason = next(iter(self.skipped.values()))
+            self.folder.write_skipped("skipped.csv", self.skipped, self.part.store.images)
+        listed = f"see {self.folder.path / 'skipped.csv'}"
+        first = next(iter(self.skipped.values()))
+        if count > _HOPELESS * seen:
+            what = f"{count:,} of the first {seen:,} images cannot be read"
+            raise PartlabelError(f"{what}; is [images] root right? {listed}; the first: {first}")
+        if count > self.most * whole:
             what = f"{count:,} of {whole:,} images cannot be read"
-            raise PartlabelError(
-                f"{what}, more than [images] max_skipped ({self.most:.1%}) allows; "
-                f"see {self.folder.path / 'skipped.csv'}; the first: {reason}"
-            )
+            limit = f"more than [images] max_skipped ({self.most:.1%}) allows"
+            raise PartlabelError(f"{what}, {limit}; {listed}; the first: {first}")

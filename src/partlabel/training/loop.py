@@ -28,19 +28,9 @@ from partlabel.training.runfolder import RunFolder
 from partlabel.training.saving import save
 from partlabel.training.scoring import chosen_precision, precision_context
 from partlabel.training.supply import Supply
+from partlabel.training.watcher import Watcher
 
-
-class Watcher(Protocol):
-    """Sees how far a run is."""
-
-    def step(self, done: int, total: int, *, images: int, loss: float | None) -> None:
-        """After every step; ``images`` of this process, ``loss`` now and then."""
-
-    def say(self, text: str) -> None:
-        """Something to tell."""
-
-    def stopping(self) -> bool:
-        """Whether somebody asked to stop."""
+_LISTEN = 10  # steps after which several processes ask whether to stop
 
 
 class Evaluate(Protocol):
@@ -126,26 +116,26 @@ class Trainer:
         self._loss_takes = inspect.signature(self.loss.forward).parameters
         self.losses = LossGuard(folder, self.part)
         self.skips = SkipGuard(folder, self.part, most=config.images.max_skipped)
-        self.loss_sum = torch.zeros((), dtype=torch.float64, device=processes.device)
+        self.loss_sum = torch.zeros((), dtype=_sum_type(processes.device), device=processes.device)
         self.loss_count = 0
         self.best, self.best_step, self.reference_best = -math.inf, 0, -math.inf
         self._saved = time.monotonic()
-        self._seen = 0
+        self.ended = False
+        """No better for long enough."""
 
     def _wrapped(self) -> nn.Module:
-        self._graphs = False
         forward: nn.Module = _Forward(self.model, channels_last=self.config.train.channels_last)
+        on_gpu, alone = self.processes.device.type == "cuda", self.processes.world == 1
+        self._ddp: nn.parallel.DistributedDataParallel | None = None
+        if not alone:
+            here = [self.processes.device.index] if on_gpu else None
+            forward = self._ddp = nn.parallel.DistributedDataParallel(forward, device_ids=here)
+        # As CUDA graphs where that is possible: launching kernel after kernel takes longer than
+        # the GPU takes for them, all the more while workers keep the cores busy.
+        self._graphs = self.config.train.compile and on_gpu and alone
         if self.config.train.compile:
-            # As CUDA graphs where that is possible: launching kernel after kernel takes longer than
-            # the GPU takes for them, all the more while workers keep the cores busy.
-            self._graphs = self.processes.world == 1 and self.processes.device.type == "cuda"
             mode = "reduce-overhead" if self._graphs else "default"
             forward = torch.compile(forward, mode=mode)  # type: ignore[assignment]
-        if self.processes.world > 1:
-            on_gpu = self.processes.device.type == "cuda"
-            forward = nn.parallel.DistributedDataParallel(
-                forward, device_ids=[self.processes.local_rank] if on_gpu else None
-            )
         return forward
 
     def run(self) -> None:
@@ -153,7 +143,7 @@ class Trainer:
         batches = self.supply.steps(self.order, self.done, self.total)
         self.forward.train()
         self.loss.train()
-        while self.done < self.total and not self._no_better():
+        while self.done < self.total and not self.ended:
             step = self.done
             self._set_pace(step)
             images = self._step(step, batches)
@@ -187,11 +177,12 @@ class Trainer:
             images += len(batch.rows)
             self.skips.note(batch)
             with self._unsynchronised(last=number == parts - 1):
-                loss = self._loss_of(batch)
-                self.scaler.scale(loss * scale).backward()  # type: ignore[no-untyped-call]
-            self.loss_sum += loss.detach()
+                loss, whole = self._loss_of(batch)
+                self.scaler.scale(whole * scale).backward()  # type: ignore[no-untyped-call]
+            # As if there were one process and one part.
+            self.loss_sum += loss.detach() * (scale * parts)
             self.loss_count += 1
-            self.losses.watch(batch, step, loss.detach())
+            self.losses.watch(batch, step, whole.detach())
         for parameter in self.loss.parameters():  # DDP knows the model's alone
             if parameter.grad is not None and self.processes.world > 1:
                 self.processes.add(parameter.grad).div_(self.processes.world)
@@ -203,7 +194,8 @@ class Trainer:
         self.average.update(step)
         return images
 
-    def _loss_of(self, batch: OnDevice) -> Tensor:
+    def _loss_of(self, batch: OnDevice) -> tuple[Tensor, Tensor]:
+        """The loss, and the same with that of the auxiliary head."""
         if self._graphs:
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         with self._context():
@@ -211,35 +203,31 @@ class Trainer:
         more = {"epoch": batch.plan.epoch, "index": batch.rows}
         wanted = {name: value for name, value in more.items() if name in self._loss_takes}
         loss: Tensor = self.loss(logits.float(), batch.states, **wanted)
-        if self.online is not None and auxiliary is not None:
-            loss = loss + self.online.loss(auxiliary.float(), batch.states)
-        return loss
+        if self.online is None or auxiliary is None:
+            return loss, loss
+        return loss, loss + self.online.loss(auxiliary.float(), batch.states)
 
     def _unsynchronised(self, *, last: bool) -> AbstractContextManager[Any]:
-        if last or not isinstance(self.forward, nn.parallel.DistributedDataParallel):
-            return nullcontext()
-        return self.forward.no_sync()
+        return nullcontext() if last or self._ddp is None else self._ddp.no_sync()
 
     def _after(self, step: int, images: int) -> None:
         """What comes after a step; all processes decide alike."""
         settings = self.config.train
-        self._seen += images * self.processes.world
         beat = self.done % settings.log_steps == 0 or self.done == self.total
         mean = self._log(step) if beat else None
         self.watcher.step(self.done, self.total, images=images, loss=mean)
-        wanted = (
-            settings.checkpoint_steps is not None and self.done % settings.checkpoint_steps == 0
-        )
+        every = settings.checkpoint_steps
+        wanted = every is not None and self.done % every == 0
         if self.done % self.order.steps == 0:
             self._end_epoch(step // self.order.steps)
             wanted = True
         stop = False
-        if beat or self.processes.world == 1:
+        if beat or self.processes.world == 1 or self.done % _LISTEN == 0:
             late = time.monotonic() - self._saved > 60 * settings.checkpoint_minutes
             late, stop = self.processes.from_main((late, self.watcher.stopping()))
             wanted = wanted or late or stop
         if beat or step == 0:
-            self.skips.check(self.processes, seen=self._seen)
+            self.skips.check(self.processes, seen=self.done * self.order.batch_size)
         if wanted:
             self.losses.check(wait=True)
             save(self)
@@ -261,6 +249,8 @@ class Trainer:
         return mean
 
     def _end_epoch(self, epoch: int) -> None:
+        self.losses.check(wait=True)
+        self.loss.end_epoch()
         if self.online is not None:
             self.online.end_epoch(self.loss, self.folder, self.processes)
         last = self.done == self.total
@@ -285,9 +275,11 @@ class Trainer:
             self.folder.log("eval", self.done, line)
         means = f"mAP(C) {100 * main['map_c']:.2f}, mAP(O) {100 * main['map_o']:.2f}"
         self.watcher.say(f"epoch {epoch + 1}: {means}")
-
-    def _no_better(self) -> bool:
         patience = self.config.train.early_stop
-        if patience is None or not self.best_step:
-            return False
-        return self.done - self.best_step >= patience * self.order.steps
+        if patience is not None and self.done - self.best_step >= patience * self.order.steps:
+            self.ended = True
+            self.watcher.say(f"stopped early: no better for {patience} epochs")
+
+
+def _sum_type(device: torch.device) -> torch.dtype:
+    return torch.float32 if device.type == "mps" else torch.float64  # which Apple's has not

@@ -32,6 +32,7 @@ class OnlinePrior:
         store: The annotations it is trained on.
         device: Where the model is.
         use: ``mean`` or ``em``, see :func:`estimate_prior`.
+        reduction: Of the loss beside it.
         apply: Puts a prior into the loss.
     """
 
@@ -41,11 +42,12 @@ class OnlinePrior:
         *,
         device: torch.device,
         use: str,
+        reduction: str,
         apply: Callable[[PartialLoss, Prior], None],
     ) -> None:
         self.store, self.use, self.apply = store, use, apply
         self.counts = store.counts()
-        self._ignore = build_loss("ce", unknown="ignore")
+        self._ignore = build_loss("ce", unknown="ignore", reduction=reduction)
         self._device = device
         self._seen = LogitHistogram(len(store.classes), device)
 

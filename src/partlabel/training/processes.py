@@ -23,7 +23,11 @@ class Processes:
     rank: int = 0
     world: int = 1
     local_rank: int = 0
+    local_world: int = 1
+    """How many there are on this machine."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    talk: Any = None
+    """For what is no tensor on the device: words between processes must not wait for GPUs."""
 
     @property
     def main(self) -> bool:
@@ -35,7 +39,7 @@ class Processes:
         if self.world == 1:
             return [value]
         values: list[Any] = [None] * self.world
-        dist.all_gather_object(values, value)
+        dist.all_gather_object(values, value, group=self.talk)
         return values
 
     def from_main(self, value: Any) -> Any:
@@ -43,7 +47,7 @@ class Processes:
         if self.world == 1:
             return value
         box = [value]
-        dist.broadcast_object_list(box, src=0)
+        dist.broadcast_object_list(box, src=0, group=self.talk)
         return box[0]
 
     def add(self, tensor: Tensor) -> Tensor:
@@ -61,7 +65,7 @@ class Processes:
     def wait(self) -> None:
         """Wait for all."""
         if self.world > 1:
-            dist.barrier(device_ids=[self.local_rank] if self.device.type == "cuda" else None)
+            dist.barrier(group=self.talk)
 
 
 @contextmanager
@@ -76,12 +80,15 @@ def processes(device: str = "auto") -> Iterator[Processes]:
     chosen = _device(device, local)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
+    together = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     joined = world > 1 and not dist.is_initialized()
+    talk = None
     if joined:
         backend = "nccl" if chosen.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timedelta(minutes=30))
+        talk = dist.new_group(backend="gloo") if backend == "nccl" else None
     try:
-        yield Processes(rank, world, local, chosen)
+        yield Processes(rank, world, local, together, chosen, talk)
     finally:
         if joined:
             dist.destroy_process_group()
@@ -99,6 +106,8 @@ def _device(name: str, local_rank: int) -> torch.device:
             raise UsageError("[train] device: there is no CUDA device here; say auto or cpu")
         if ":" not in name:
             device = torch.device("cuda", local_rank)
+        elif int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise UsageError(f"[train] device: {name} is one GPU for all processes; say cuda")
         if device.index >= torch.cuda.device_count():
             found = torch.cuda.device_count()
             raise UsageError(f"[train] device: {device} of {found}; start one process per GPU")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,10 +11,12 @@ import numpy.typing as npt
 
 from partlabel.config import Config
 from partlabel.errors import ClassMismatchError, UsageError
+from partlabel.estimate import sample_rows
 from partlabel.images import ImageSource, open_images
 from partlabel.store import LabelStore
+from partlabel.tables import Rows
 
-_TRAIN, _VAL = ("train",), ("val", "validation")
+TRAINING, VALIDATION = ("train",), ("val", "validation")
 
 
 @dataclass(frozen=True)
@@ -51,9 +54,34 @@ def validation_part(config: Config, train: Part) -> Part | None:
     return Part(part.store, part.source, part.name, columns)
 
 
+def sampled(part: Part, config: Config, count: int) -> Part:
+    """A sample of a part, the same for the same seed."""
+    rows = sample_rows(part.store.images, count, seed=config.train.seed)
+    source = _Some(part.source, rows)
+    return Part(part.store.select(rows), source, f"{part.name}, {len(rows):,} images", part.columns)
+
+
+@dataclass(frozen=True)
+class _Some:
+    """Some of the images of a source."""
+
+    source: ImageSource
+    rows: Rows
+
+    def read(self, row: int) -> bytes:
+        """The bytes of an image."""
+        return self.source.read(int(self.rows[row]))
+
+    def missing(self, rows: Sequence[int] | Rows) -> list[int]:
+        """Those of the rows whose bytes are not there."""
+        wanted = self.rows[np.asarray(rows, np.int64)].tolist()
+        lost = set(self.source.missing(wanted))
+        return [int(row) for row, own in zip(rows, wanted, strict=True) if own in lost]
+
+
 def automatic_split(store: LabelStore, *, val: bool) -> str | None:
     """The split that is meant where none is named."""
-    names = _VAL if val else _TRAIN
+    names = VALIDATION if val else TRAINING
     return next((name for name in names if name in store.images.split_counts), None)
 
 
@@ -66,6 +94,10 @@ def _part(
     val: bool,
 ) -> Part:
     name = split or automatic_split(whole, val=val)
+    if not val and name is None and config.data.val is None and automatic_split(whole, val=True):
+        there = ", ".join(repr(each) for each in whole.images.split_counts)
+        what = f"the store has the splits {there}, and one of them is evaluated on"
+        raise config.error("data", "split", what=f"{what}; say which to train on")
     store = whole if name is None else whole.split(name)
     if not len(store):
         raise UsageError(f"{path}: has no images" + (f" in split {name!r}" if name else ""))
@@ -76,5 +108,6 @@ def _part(
         if not whole.origin.image_root:
             raise UsageError("[images] root: says where the images are, and is missing")
         root = Path(whole.origin.image_root)
-    source = open_images(config.images.kind, root, store, cache=config.images.cache)
+    cache = config.images.cache or config.out / "cache"
+    source = open_images(config.images.kind, root, store, cache=cache)
     return Part(store, source, f"{path} ({name})" if name else str(path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 
 from partlabel.classfile import write_rows
 from partlabel.config import Config
-from partlabel.errors import DataError, UsageError
+from partlabel.errors import DataError, StoreError, UsageError
 from partlabel.tables import ImageTable
 from partlabel.training.checkpoint import newest
 
@@ -25,6 +26,7 @@ class RunFolder:
         self.path = Path(path)
         self.checkpoints = self.path / "checkpoints"
         self.log_file = self.path / "metrics.jsonl"
+        self._wants_board = False
         self._board: Any = None
 
     @classmethod
@@ -44,29 +46,41 @@ class RunFolder:
 
     def begin(self, config: Config, *, processes: int) -> None:
         """Make the folder, or find that it belongs to the same settings."""
-        written = self.path / "config.toml"
-        if written.exists():
-            there = Config.read(written)
-            if there.hash() != config.hash() and newest(self.checkpoints) is not None:
-                raise UsageError(
-                    f"{self.path}: has a run with other settings ({difference(there, config)}); "
-                    "choose another --out, or --fresh to start anew"
-                )
+        self.refuse_other(config)
         self.path.mkdir(parents=True, exist_ok=True)
-        config.write(written)
-        if config.train.tensorboard:
-            self._board = _open_board(self.path / "tensorboard")
+        config.write(self.path / "config.toml")
+        self._wants_board = config.train.tensorboard
+        if self._wants_board:
+            _board_writer()  # is it there?
         text = json.dumps(environment(processes), indent=2) + "\n"
         (self.path / "environment.json").write_text(text, encoding="utf-8")
+
+    def refuse_other(self, config: Config) -> None:
+        """Refuse other settings than those of the run that is here."""
+        written = self.path / "config.toml"
+        if not written.exists() or newest(self.checkpoints) is None:
+            return
+        there = Config.read(written)
+        if there.hash() != config.hash():
+            raise UsageError(
+                f"{self.path}: has a run with other settings ({difference(there, config)}); "
+                "choose another --out, or --fresh to start anew"
+            )
 
     def log(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         """Add a line to metrics.jsonl."""
         line = {"kind": kind, "step": step, **{k: _plain(v) for k, v in values.items()}}
-        with self.log_file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-        for name, value in values.items():
-            if self._board is not None and isinstance(value, float):
-                self._board.add_scalar(f"{kind}/{name}", value, step)
+        try:
+            with self.log_file.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            what = f"{self.log_file}: cannot be written ({error.strerror or error})"
+            raise StoreError(f"{what}; make room and run the same command again") from error
+        if self._wants_board:
+            self._board = self._board or _open_board(self.path / "tensorboard", step)
+            for name, value in values.items():
+                if isinstance(value, float) and math.isfinite(value):
+                    self._board.add_scalar(f"{kind}/{name}", value, step)
 
     def flush_log(self) -> None:
         """Bring the log to the disk: a checkpoint must never be ahead of it."""
@@ -84,12 +98,6 @@ class RunFolder:
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(self.log_file)
 
-    def logged(self, kind: str) -> list[dict[str, Any]]:
-        """The lines of one kind."""
-        if not self.log_file.exists():
-            return []
-        return [line for line in self._lines() if line["kind"] == kind]
-
     def _lines(self) -> Iterator[dict[str, Any]]:
         for text in self.log_file.read_text(encoding="utf-8").splitlines():
             try:
@@ -99,14 +107,14 @@ class RunFolder:
             if isinstance(line, dict) and "step" in line:
                 yield line
 
-    def write_skipped(self, skipped: Mapping[int, str], images: ImageTable) -> None:
-        """Write skipped.csv: the images that could not be read, and why."""
+    def write_skipped(self, name: str, skipped: Mapping[int, str], images: ImageTable) -> None:
+        """Write a csv of images that could not be read, and why."""
         paths = images.paths(list(skipped)) if skipped else []
         rows = [
             (images.show_id(row), path or "", reason)
             for (row, reason), path in zip(skipped.items(), paths, strict=True)
         ]
-        write_rows(self.path / "skipped.csv", ("image_id", "path", "reason"), rows)
+        write_rows(self.path / name, ("image_id", "path", "reason"), rows)
 
     def write_ids(self, name: str, rows: Iterable[int], images: ImageTable) -> Path:
         """Write a csv with the ids of some images."""
@@ -131,6 +139,8 @@ class RunFolder:
         text = json.dumps({k: _plain(v) for k, v in result.items()}, indent=2) + "\n"
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(self.path / "result.json")
+        if self._board is not None:
+            self._board.close()
 
 
 def difference(there: Config, here: Config) -> str:
@@ -163,17 +173,19 @@ def environment(processes: int) -> dict[str, Any]:
     }
 
 
-def _open_board(folder: Path) -> Any:
+def _open_board(folder: Path, step: int) -> Any:
+    return _board_writer()(str(folder), purge_step=step)  # what a resumed run logs again
+
+
+def _board_writer() -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         what = "[train] tensorboard: is not installed"
         raise UsageError(f"{what}; pip install 'partlabel[tensorboard]'") from error
-    return SummaryWriter(str(folder))
+    return SummaryWriter
 
 
 def _plain(value: Any) -> Any:
-    """For json, which has no NaN."""
-    if isinstance(value, float) and value != value:
-        return None
-    return value
+    """For json, which has neither NaN nor infinity."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -14,9 +14,21 @@ from partlabel.estimate import LogitHistogram
 from partlabel.metrics import AveragePrecision
 from partlabel.model import Classifier
 from partlabel.tables import Rows
-from partlabel.training.dataset import OnDevice
+from partlabel.training.dataset import OnDevice, Skipped
 from partlabel.training.processes import Processes
 from partlabel.training.rundata import Part
+
+
+class Seen(NamedTuple):
+    """Hears of every batch: how many images were read, and which could not be."""
+
+    read: Callable[[int], None]
+    skipped: Callable[[list[Skipped]], None]
+
+    def see(self, batch: OnDevice) -> None:
+        """A batch is there."""
+        self.read(len(batch.rows))
+        self.skipped(batch.skipped)
 
 
 class Batches(Protocol):
@@ -55,7 +67,7 @@ def score(
     processes: Processes,
     precision: str,
     make_metric: Callable[[], AveragePrecision],
-    progress: Callable[[int], None] | None = None,
+    seen_by: Seen | None = None,
 ) -> dict[str, AveragePrecision]:
     """Score every model on the images of a store, each image read once.
 
@@ -67,6 +79,8 @@ def score(
     for model in models.values():
         model.eval()
     for batch in batches(np.arange(processes.rank, len(part.store), processes.world)):
+        if seen_by is not None:
+            seen_by.see(batch)
         if not len(batch.rows):
             continue
         for name, model in models.items():
@@ -74,8 +88,6 @@ def score(
                 logits = model(model.normalise(batch.images))
             logits = _in_order(logits.float(), columns)
             metrics[name].update(logits, batch.states, images=batch.rows)
-        if progress is not None:
-            progress(len(batch.rows))
     return metrics
 
 
@@ -88,7 +100,7 @@ def histogram(
     num_classes: int,
     processes: Processes,
     precision: str,
-    progress: Callable[[int], None] | None = None,
+    seen_by: Seen | None = None,
 ) -> LogitHistogram:
     """What a model predicts on images, for the prior."""
     context = precision_context(processes.device, precision)
@@ -99,8 +111,8 @@ def histogram(
             with context():
                 logits = model(model.normalise(batch.images))
             seen.update(logits.float())
-        if progress is not None:
-            progress(len(batch.rows))
+        if seen_by is not None:
+            seen_by.see(batch)
     seen.all_reduce()
     return seen
 

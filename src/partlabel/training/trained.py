@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
@@ -28,6 +29,10 @@ def usable_checkpoint(
     return None
 
 
+def _warn(text: str) -> None:
+    warnings.warn(text.removeprefix("warning: "), stacklevel=3)
+
+
 class Trained(NamedTuple):
     """The model a run left."""
 
@@ -40,7 +45,7 @@ class Trained(NamedTuple):
 
 def load_model(folder: RunFolder, device: torch.device) -> Trained:
     """Load the model that a run has left."""
-    found = usable_checkpoint(folder, say=lambda text: None, parts=("average",))
+    found = usable_checkpoint(folder, say=_warn, parts=("average",))
     if found is None:
         raise UsageError(f"{folder.path}: has no checkpoint yet; train it first")
     model = rebuild(found.description)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from partlabel.config import Config
 from partlabel.errors import suggest
 from partlabel.metrics import AveragePrecision, bootstrap, choose_thresholds
 from partlabel.model import Classifier
-from partlabel.tables import Rows
-from partlabel.training.dataset import OnDevice
-from partlabel.training.processes import Processes
+from partlabel.training.dataset import Skipped
 from partlabel.training.rundata import Part
-from partlabel.training.scoring import chosen_precision, score
+from partlabel.training.runfolder import RunFolder
+from partlabel.training.scoring import Seen, chosen_precision, score
+from partlabel.training.supplies import Supplies
 from partlabel.training.writing import write_class_table, write_pairs
 
 
@@ -25,8 +23,8 @@ class Validation:
 
     config: Config
     part: Part
-    batches: Callable[[Rows], Iterator[OnDevice]]
-    processes: Processes
+    supplies: Supplies
+    folder: RunFolder
 
     def __post_init__(self) -> None:
         self._named()  # a class that does not exist shows now, not after the first epoch
@@ -37,16 +35,22 @@ class Validation:
 
     def score(self, models: dict[str, Classifier]) -> dict[str, AveragePrecision]:
         """Score models; each image is read once."""
-        settings = self.config.eval
+        settings, processes = self.config.eval, self.supplies.processes
         count = len(self.part.store.classes)
-        return score(
+        skipped: list[Skipped] = []
+        metrics = score(
             models,
             self.part,
-            self.batches,
-            processes=self.processes,
-            precision=chosen_precision(self.config.train.precision, self.processes.device),
+            self.supplies.of(self.config, self.part, training=False).listed,
+            processes=processes,
+            precision=chosen_precision(self.config.train.precision, processes.device),
             make_metric=lambda: AveragePrecision(count, ties=settings.ties, policy=settings.policy),
+            seen_by=Seen(
+                self.supplies.counting("evaluation", len(self.part.store)), skipped.extend
+            ),
         )
+        self.supplies.report(skipped, self.part, self.folder, "skipped-val.csv")
+        return metrics
 
     def numbers(self, metric: AveragePrecision) -> dict[str, Any]:
         """What is logged about one model."""
@@ -70,17 +74,18 @@ class Validation:
                 raise self.config.error("eval", "classes", what=what)
         return {name: known[name] for name in self.config.eval.classes}
 
-    def write(self, metric: AveragePrecision, folder: Path) -> dict[str, Any]:
+    def write(self, metric: AveragePrecision) -> dict[str, Any]:
         """Write predictions, thresholds and the table of classes; gives intervals, if wanted."""
         found: dict[str, Any] = {}
         samples = self.config.eval.bootstrap
         if samples:
             sure = bootstrap(metric, samples=samples, seed=self.config.train.seed)
             found = {"map_c_interval": list(sure.map_c), "map_o_interval": list(sure.map_o)}
-        store, pairs = self.part.store, metric.collect()
+        store, pairs, result = self.part.store, metric.collect(), metric.compute()
         thresholds = choose_thresholds(metric, store.classes)
-        if self.processes.main:
+        folder = self.folder.path
+        if self.supplies.processes.main:
             write_pairs(folder / "predictions.parquet", pairs, store)
             thresholds.write(folder / "thresholds.csv")
-            write_class_table(folder / "classes.csv", pairs, store)
+            write_class_table(folder / "classes.csv", result, store)
         return found

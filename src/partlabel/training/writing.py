@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from partlabel.classfile import write_rows
-from partlabel.metrics.average_precision import result_of
+from partlabel.metrics import Result
 from partlabel.metrics.pairs import Pairs
 from partlabel.store import LabelStore
 
@@ -18,7 +18,8 @@ def write_pairs(path: Path, pairs: Pairs, store: LabelStore) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    assert pairs.images is not None
+    if pairs.images is None:  # no image could be read
+        return
     order = np.lexsort((pairs.classes.numpy(), pairs.images.numpy()))
     rows, classes = pairs.images.numpy()[order], pairs.classes.numpy()[order]
     ids = store.images.table["id"].combine_chunks().take(pa.array(rows))
@@ -36,9 +37,8 @@ def write_pairs(path: Path, pairs: Pairs, store: LabelStore) -> None:
     temporary.replace(path)
 
 
-def write_class_table(path: Path, pairs: Pairs, store: LabelStore) -> None:
+def write_class_table(path: Path, result: Result, store: LabelStore) -> None:
     """Write the average precision and support of every class."""
-    result = result_of(pairs, len(store.classes))
     columns: dict[str, Any] = {
         "class_id": store.classes.ids,
         "class_name": store.classes.names,
