@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from partlabel.training.checkpoint import load_optimiser, optimiser_tensors
 from partlabel.training.optim import MovingAverage, make_optimiser, pace, set_pace
 
 
@@ -116,3 +117,23 @@ def test_the_average_is_the_formula(warmup: bool) -> None:
     for name, value in average.model.state_dict().items():
         torch.testing.assert_close(value, expected[name])
     assert not any(parameter.requires_grad for parameter in average.model.parameters())
+
+
+def test_a_resumed_optimiser_has_the_layout_of_its_parameters() -> None:
+    # A fused step on a GPU refuses moments that lie in memory otherwise than their parameter.
+    def made() -> tuple[Net, torch.optim.Optimizer]:
+        model = Net().to(memory_format=torch.channels_last)
+        return model, make_optimiser(model, nn.Module(), name="adamw", lr=0.1, weight_decay=0.1)
+
+    model, optimiser = made()
+    model(torch.randn(2, 3, 8, 8)).sum().backward()
+    optimiser.step()
+    saved = {k: v.contiguous() for k, v in optimiser_tensors(optimiser).items()}
+    other, resumed = made()
+    load_optimiser(resumed, saved)
+    for parameter in other.parameters():
+        for name in ("exp_avg", "exp_avg_sq"):
+            assert resumed.state[parameter][name].stride() == parameter.stride()
+    before = [optimiser.state[p]["exp_avg"] for p in model.parameters()]
+    after = [resumed.state[p]["exp_avg"] for p in other.parameters()]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))

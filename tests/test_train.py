@@ -281,3 +281,27 @@ def test_other_settings_in_the_same_folder_are_refused_with_the_difference(work:
     assert "optim.lr" in err
     assert "--fresh" in err
     assert len(err.splitlines()) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("loss", ["selective", "large_loss"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_stopped_and_resumed_on_a_gpu(work: Path, loss: str, precision: str) -> None:
+    from partlabel.training.loop import Stopped
+
+    made = settings(
+        work, prior={"source": "none"}, train={"device": "cuda", "precision": precision}
+    )
+    made["loss"] = {
+        "name": loss,
+        "params": {"variant": "permanent"} if loss == "large_loss" else {},
+    }
+    processes = Processes(device=torch.device("cuda", 0))
+    config = Config.from_dict(made)
+    with pytest.raises(Stopped):
+        Run(config, processes=processes, watcher=Quiet(stop_after=8))()
+    found = Run(config, processes=processes, watcher=Quiet())()
+    assert found["steps"] == 12
+    whole = Config.from_dict({**made, "out": str(work / "whole")})
+    again = Run(whole, processes=processes, watcher=Quiet())()
+    assert found["map_c"] == pytest.approx(again["map_c"], abs=0.1)

@@ -26,7 +26,8 @@ def evaluate(
         Path | None, typer.Option("--scores", help="scores, dense or pairs: npy or parquet")
     ] = None,
     run: Annotated[
-        Path | None, typer.Option("--run", "-r", help="instead of scores: the folder of a run")
+        Path | None,
+        typer.Option("--run", "-r", help="instead of scores: a run's folder (-r under torchrun)"),
     ] = None,
     labels: Annotated[
         Path | None,

@@ -48,6 +48,8 @@ def read_groups(path: Path, store: LabelStore, *, parts: int, key: str) -> dict[
     if not path.is_dir():
         return _groups_of_csv(path, store.classes)
     other = LabelStore.open(path)
+    if "train" in other.images.split_counts:  # what counts is what was trained on
+        other = other.split("train")
     try:
         order = store.classes.positions_in(other.classes)
     except ClassMismatchError as error:

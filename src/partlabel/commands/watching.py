@@ -95,6 +95,7 @@ class TrainingProgress:
             return
         if self._first is None or done < self._last:  # a run, or the next stage of it, begins
             self._begin(done, total)
+            images = 0  # the clock starts after the first step, which is slower than the rest
         self._last = done
         self._images += images * self.processes
         self._loss = loss if loss is not None else self._loss
@@ -128,7 +129,7 @@ class TrainingProgress:
 
     def _begin(self, done: int, total: int) -> None:
         self._first, self._images, self._loss = done, 0, None
-        self._began = time.monotonic()
+        self._began = self._said = time.monotonic()
         if self._bar is not None:
             if self._task is not None:
                 self._bar.remove_task(self._task)

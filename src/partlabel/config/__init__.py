@@ -143,7 +143,7 @@ write true
             values[section].update(keys)
             known.update({(section, key): self.places(*path, key) for key in keys})
         kept = {key: self.loss.params[key] for key in ("reduction",) if key in self.loss.params}
-        values["loss"] = {"name": "ce", "params": {"unknown": "ignore", **kept}}
+        values["loss"] = {"name": "ce", "params": {**kept, "unknown": "ignore"}}
         values["prior"] = {"source": "none"}
         values.update(name=f"{self.name}-stage1", out=plain(self.out / "stage1"))
         places = replace(self.places, known=known, homes=_homes("prior.stage1."))

@@ -86,6 +86,9 @@ class FolderImages:
 
 def open_folder(root: Path, store: LabelStore) -> FolderImages:
     """The files of a folder; refused when none of a sample of the images is there."""
+    if root.is_file():
+        kind = {".parquet": "parquet", ".tar": "tar"}.get(root.suffix, "tar or parquet")
+        raise UsageError(f"{root}: is a file; for images in it say that their kind is {kind}")
     root = existing_folder(root)
     if "path" not in store.images.table.column_names and store.images.template is None:
         what = "the store has no image paths"
