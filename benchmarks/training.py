@@ -27,8 +27,8 @@ from partlabel import ClassTable, ImageTable, LabelStore
 from partlabel.assemble import Assembler
 from partlabel.config import Config
 from partlabel.model import build_model
-from partlabel.training.dataset import Order
 from partlabel.training.loop import Stopped
+from partlabel.training.order import Order
 from partlabel.training.processes import Processes
 from partlabel.training.stages import Run
 

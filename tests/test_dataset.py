@@ -16,15 +16,8 @@ from hypothesis import strategies as st
 from partlabel.augment import Augment
 from partlabel.errors import UsageError
 from partlabel.images import ImageError, decode
-from partlabel.training.dataset import (
-    LabelledImages,
-    OnDevice,
-    Order,
-    Plan,
-    ahead,
-    to_device,
-    workers_for,
-)
+from partlabel.training.dataset import LabelledImages, OnDevice, ahead, to_device, workers_for
+from partlabel.training.order import Order, Plan, stand_in
 from partlabel.training.processes import Processes
 from partlabel.training.rundata import Part
 from partlabel.training.supply import Resident, Streamed, Supply, _refuse_too_large
@@ -255,18 +248,18 @@ def test_labels_on_the_device_are_those_of_the_store(kind: type[Any], complete: 
 
 @pytest.mark.parametrize("kind", [Streamed, Resident])
 @pytest.mark.parametrize("bad", [(3,), (3, 4, 5), (0, COUNT - 2, COUNT - 1)])
-def test_an_unreadable_image_is_replaced_by_its_neighbour(
-    kind: type[Any], bad: Sequence[int]
-) -> None:
+def test_an_unreadable_image_is_replaced_by_another(kind: type[Any], bad: Sequence[int]) -> None:
     part, augmentation = make_part(bad=bad), augmenting("paper")
     named: set[int] = set()
     for batch in make_supply(kind, part).steps(ORDER, 0, 4 * ORDER.steps):
         assert len(batch.rows) == BATCH
         draws = augmentation.draw(batch.plan.epoch, batch.plan.rows)
         for i, (wanted, row) in enumerate(zip(batch.plan.rows.tolist(), batch.rows, strict=True)):
-            neighbour = next(r % COUNT for r in range(wanted, 99) if r % COUNT not in bad)
-            assert int(row) == neighbour
-            image = decode(part.source.read(neighbour), SIZE)
+            other = wanted
+            while other in bad:
+                other = stand_in(other, COUNT)
+            assert int(row) == other
+            image = decode(part.source.read(other), SIZE)
             assert torch.equal(batch.images[i], augmentation.one(image, draws, i))
         lost = set(batch.plan.rows.tolist()) & set(bad)
         assert lost <= {one.row for one in batch.skipped} <= set(bad)
@@ -296,11 +289,21 @@ def test_listed_leaves_unreadable_images_out(kind: type[Any], workers: int) -> N
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_hundred_unreadable_images_in_a_row_stop_in_one_plain_line(workers: int) -> None:
-    part = make_part(bad=range(120), count=130)
+    part = make_part(bad=range(130), count=130)
     supply = make_supply(Streamed, part, workers=workers)
     with pytest.raises(ImageError, match=r"^100 images in a row cannot be read: ") as caught:
         list(supply.steps(Order(130, 13, SEED), 0, 10))
     assert "Traceback" not in str(caught.value)
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 100, 1618])
+def test_stand_ins_come_through_all_images(count: int) -> None:
+    row, seen = 0, set()
+    for _ in range(count):
+        seen.add(row)
+        row = stand_in(row, count)
+    assert seen == set(range(count))
+    assert row == 0
 
 
 def test_nothing_that_can_be_read_is_refused() -> None:

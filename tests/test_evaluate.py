@@ -1113,4 +1113,4 @@ def test_as_people_type_it(in_tmp: Path) -> None:
     assert done.stdout == ""
     assert not Path("new.csv").exists()
     done = partlabel("evaluate", "--scores", "x.npy", code=2)
-    assert done.stderr.startswith("error: Missing option '--labels'; see ")
+    assert done.stderr == "error: give --scores FILE with --labels STORE, or --run FOLDER\n"

@@ -116,6 +116,11 @@ def warning(text: str, *, aside: bool = False) -> None:
     (err if aside else out).print(Text.assemble(("warning: ", "yellow"), text))
 
 
+def aside(text: str) -> None:
+    """Print a line beside the result."""
+    err.print(Text(text))
+
+
 def rows(title: str, lines: dict[str, str]) -> None:
     """Print names and what they are, one below the other."""
     table = Table(

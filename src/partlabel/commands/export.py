@@ -44,7 +44,7 @@ def export(
     from partlabel.prediction.export import export as write
     from partlabel.prediction.predict import Predictor
 
-    predictor = Predictor.open(run)
+    predictor = Predictor.open(run, say=terminal.aside)
     done = write(predictor, out, kind)
     if as_json:
         found = {"out": str(out), "format": kind, "bytes": done.size}

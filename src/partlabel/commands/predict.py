@@ -127,7 +127,7 @@ def predict(
         shown = here.main and not (out is None and sys.stdout.isatty())
         with ImageProgress(len(pictures), processes=here.world, shown=shown) as progress:
             work = Work(
-                predictor=Predictor.open(run, device=here.device),
+                predictor=Predictor.open(run, device=here.device, say=terminal.aside),
                 pictures=pictures,
                 processes=here,
                 batch_size=batch_size,

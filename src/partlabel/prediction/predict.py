@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -60,11 +60,17 @@ class Predictor:
     """Of the training, that it is from."""
 
     @classmethod
-    def open(cls, run: str | Path, *, device: torch.device | None = None) -> Predictor:
-        """Load the model that a run has left."""
+    def open(
+        cls,
+        run: str | Path,
+        *,
+        device: torch.device | None = None,
+        say: Callable[[str], None] | None = None,
+    ) -> Predictor:
+        """Load the model that a run has left; ``say`` hears of damaged checkpoints."""
         folder = RunFolder.existing(run)
         device = device or torch.device("cpu")
-        model, classes, step = load_model(folder, device)
+        model, classes, step = load_model(folder, device, say=say)
         if device.type == "cuda":
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return cls(folder, folder.config, classes, model, device, step)

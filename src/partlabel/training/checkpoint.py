@@ -54,6 +54,7 @@ def save(
     state = {
         "format": FORMAT,
         "step": checkpoint.step,
+        "classes": len(checkpoint.classes),
         "model": checkpoint.description,
         "parts": {part: len(tensors) for part, tensors in checkpoint.tensors.items()},
         "facts": checkpoint.facts,
@@ -75,8 +76,8 @@ def save(
             checkpoint.classes.write(temporary / "classes.csv")
             (temporary / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
     except StoreError as error:
-        last = newest(folder)
-        kept = f"the last good one is {last.name}" if last else "there is none yet"
+        before = [old.name for old in all_of(folder) if _step_of(old) < checkpoint.step]
+        kept = f"the last good one is {before[-1]}" if before else "there is none yet"
         raise StoreError(
             f"{path}: cannot write the checkpoint ({_reason(error)}); {kept}; "
             "make room and run the same command again"
@@ -109,6 +110,8 @@ def load(path: Path, *, parts: Collection[str] | None = None) -> Checkpoint:
             if len(tensors[part]) != count:
                 raise ValueError(f"{part} has {len(tensors[part])} tensors, not {count}")
         classes = ClassTable.read(path / "classes.csv")
+        if len(classes) != state["classes"]:
+            raise ValueError(f"classes.csv has {len(classes)} classes, not {state['classes']}")
         return Checkpoint(
             state["step"], classes, state["model"], tensors, state["facts"], path=path
         )
@@ -207,9 +210,10 @@ def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Copies of tensors that share memory, which safetensors refuses."""
     seen: set[int] = set()
     for name, tensor in tensors.items():
-        if tensor.numel() and tensor.data_ptr() in seen:
+        memory = tensor.untyped_storage().data_ptr()
+        if tensor.numel() and memory in seen:
             tensors[name] = tensor.clone()
-        seen.add(tensor.data_ptr())
+        seen.add(memory)
     return tensors
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,22 +17,14 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from partlabel.augment import Augment
-from partlabel.draw import mix, seed_key
 from partlabel.images import ImageError, ImageSource, decode
 from partlabel.labels import ABSENT, UNKNOWN
 from partlabel.store import LabelStore
 from partlabel.tables import Rows
+from partlabel.training.order import Order, Plan, stand_in
 from partlabel.training.processes import Processes
 
-_TRIES = 100  # neighbours asked for an image before giving up
-
-
-class Plan(NamedTuple):
-    """The images of one (part of a) step, for one process."""
-
-    epoch: int
-    step: int
-    rows: Rows
+_TRIES = 100  # images asked in place of one before giving up
 
 
 class Skipped(NamedTuple):
@@ -54,56 +45,8 @@ class Loaded(NamedTuple):
     classes: Tensor
     states: Tensor
     skipped: list[Skipped]
-
-
-@dataclass(frozen=True)
-class Order:
-    """Which images each step takes.
-
-    Args:
-        count: Images in all.
-        batch_size: Images of one step, over all processes and parts.
-        seed: Of the shuffling.
-        parts: In how many parts a step is computed (gradient accumulation).
-        rank: This process.
-        world: How many there are.
-    """
-
-    count: int
-    batch_size: int
-    seed: int
-    parts: int = 1
-    rank: int = 0
-    world: int = 1
-
-    def __post_init__(self) -> None:
-        if self.batch_size % (self.parts * self.world):
-            by = f"{self.world} processes x {self.parts} parts"
-            raise ValueError(f"{self.batch_size} cannot be cut evenly for {by}")
-        if self.batch_size > self.count:
-            raise ValueError(f"{self.batch_size} exceeds the {self.count} images; make it smaller")
-
-    @property
-    def steps(self) -> int:
-        """Steps of an epoch; images that do not fill a last one wait for the next epoch."""
-        return self.count // self.batch_size
-
-    def shuffled(self, epoch: int) -> Rows:
-        """All images in the order of an epoch; numbers of our own, so no library changes it."""
-        key = mix(np.array([epoch], np.uint64) + seed_key(self.seed, "order"))
-        return np.argsort(mix(np.arange(self.count, dtype=np.uint64) + key), kind="stable")
-
-    def plans(self, start: int, stop: int) -> Iterator[Plan]:
-        """The parts of the steps from ``start`` to ``stop``, through all epochs."""
-        rows, known = np.empty(0, np.int64), -1
-        size = self.batch_size // (self.parts * self.world)
-        for step in range(start, stop):
-            epoch, within = divmod(step, self.steps)
-            if epoch != known:
-                rows, known = self.shuffled(epoch), epoch
-            for part in range(self.parts):
-                first = within * self.batch_size + (part * self.world + self.rank) * size
-                yield Plan(epoch, step, rows[first : first + size])
+    failure: str | None = None
+    """Why there is no batch. Not an exception: one from a worker comes with its traceback."""
 
 
 class _Plans(Sampler[Plan]):
@@ -132,8 +75,8 @@ class LabelledImages(Dataset[Loaded]):
         size: Side of the square the images are resized to.
         augment: What is done to the images; None for evaluation.
         on_device: Leave all but the crop to whoever has the batch on the device.
-        replace: An image that cannot be read is replaced by the next one of the store, so that a
-            batch keeps its size everywhere; else it is left out.
+        replace: An image that cannot be read is replaced by another of the store, so that a batch
+            keeps its size everywhere; else it is left out.
     """
 
     def __init__(
@@ -162,9 +105,11 @@ class LabelledImages(Dataset[Loaded]):
                     skipped.append(Skipped(row, str(error)))
                     if not self.replace:
                         break
-                    row = (row + 1) % len(self.store)
+                    row = stand_in(row, len(self.store))
             else:
-                raise ImageError(f"{_TRIES} images in a row cannot be read: {skipped[-1].reason}")
+                why = f"{_TRIES} images in a row cannot be read: {skipped[-1].reason}"
+                none = torch.empty(0, dtype=torch.int64)
+                return Loaded(plan, none, none, none, none, none, skipped, failure=why)
         there = np.array(rows, np.int64)
         position, classes, states = (torch.from_numpy(p) for p in self.store.batch(there))
         empty = torch.empty((0, 3, self.size, self.size), dtype=torch.uint8)
@@ -231,6 +176,8 @@ def to_device(
     loaded: Loaded, store: LabelStore, device: torch.device, augment: Augment | None = None
 ) -> OnDevice:
     """Bring a batch to the device, make its labels dense and do what is left to augment there."""
+    if loaded.failure is not None:
+        raise ImageError(loaded.failure)
     images = loaded.images.to(device, non_blocking=True)
     if augment is not None:
         draws = augment.draw(loaded.plan.epoch, loaded.plan.rows)

@@ -70,16 +70,23 @@ class SkipGuard:
         self.folder, self.part, self.most = folder, part, most
         self.skipped: dict[int, str] = {}
         self._new: dict[int, str] = {}
+        self._lost = 0
+        """Images that were asked for and could not be read, each time; of this process."""
 
     def note(self, batch: OnDevice) -> None:
         """Remember what a batch had to do without."""
-        self._new |= {row: why for row, why in batch.skipped if row not in self.skipped}
+        if batch.skipped:
+            self._new |= {row: why for row, why in batch.skipped if row not in self.skipped}
+            asked = set(batch.plan.rows.tolist())
+            self._lost += len(asked & {row for row, _ in batch.skipped})
 
     def check(self, processes: Processes, *, seen: int) -> None:
         """Share what is new, write skipped.csv, and stop if it is too much."""
         before = len(self.skipped)
-        for theirs in processes.gather(self._new):
+        lost = 0
+        for theirs, count in processes.gather((self._new, self._lost)):
             self.skipped |= theirs
+            lost += count
         self._new = {}
         count, whole = len(self.skipped), len(self.part.store)
         if count == before:
@@ -88,8 +95,8 @@ class SkipGuard:
             self.folder.write_skipped("skipped.csv", self.skipped, self.part.store.images)
         listed = f"see {self.folder.path / 'skipped.csv'}"
         first = next(iter(self.skipped.values()))
-        if count > _HOPELESS * seen:
-            what = f"{count:,} of the first {seen:,} images cannot be read"
+        if lost > _HOPELESS * seen:
+            what = f"{lost:,} of the first {seen:,} images cannot be read"
             raise PartlabelError(f"{what}; is [images] root right? {listed}; the first: {first}")
         if count > self.most * whole:
             what = f"{count:,} of {whole:,} images cannot be read"

@@ -18,10 +18,11 @@ from partlabel.config import Config
 from partlabel.draw import mix, seed_key
 from partlabel.losses.base import PartialLoss
 from partlabel.model import Classifier
-from partlabel.training.dataset import OnDevice, Order
+from partlabel.training.dataset import OnDevice
 from partlabel.training.guards import LossGuard, SkipGuard
 from partlabel.training.online import OnlinePrior
 from partlabel.training.optim import MovingAverage, make_optimiser, pace, set_pace
+from partlabel.training.order import Order
 from partlabel.training.processes import Processes
 from partlabel.training.rundata import Part
 from partlabel.training.runfolder import RunFolder
@@ -148,6 +149,7 @@ class Trainer:
             self._set_pace(step)
             images = self._step(step, batches)
             self.done += 1
+            self.loss_count += 1
             self._after(step, images)
         self.losses.check(wait=True)
 
@@ -179,9 +181,7 @@ class Trainer:
             with self._unsynchronised(last=number == parts - 1):
                 loss, whole = self._loss_of(batch)
                 self.scaler.scale(whole * scale).backward()  # type: ignore[no-untyped-call]
-            # As if there were one process and one part.
-            self.loss_sum += loss.detach() * (scale * parts)
-            self.loss_count += 1
+            self.loss_sum += loss.detach() * (scale / self.processes.world)
             self.losses.watch(batch, step, whole.detach())
         for parameter in self.loss.parameters():  # DDP knows the model's alone
             if parameter.grad is not None and self.processes.world > 1:
@@ -237,9 +237,8 @@ class Trainer:
 
     def _log(self, step: int) -> float:
         """Log the mean loss since the last time."""
-        total = torch.stack([self.loss_sum, self.loss_sum.new_tensor(self.loss_count)])
-        self.processes.add(total)
-        mean = float(total[0] / total[1].clamp(min=1))
+        total = float(self.processes.add(self.loss_sum.clone()))  # as if of one process
+        mean = total / max(self.loss_count, 1)
         self.loss_sum.zero_()
         self.loss_count = 0
         if self.processes.main:

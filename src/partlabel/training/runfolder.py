@@ -6,15 +6,17 @@ import json
 import math
 import os
 import platform
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from partlabel.classfile import write_rows
 from partlabel.config import Config
-from partlabel.errors import DataError, StoreError, UsageError
+from partlabel.errors import DataError, PartlabelError, StoreError, UsageError
 from partlabel.tables import ImageTable
 from partlabel.training.checkpoint import newest
 
@@ -66,6 +68,17 @@ class RunFolder:
                 f"{self.path}: has a run with other settings ({difference(there, config)}); "
                 "choose another --out, or --fresh to start anew"
             )
+
+    @contextmanager
+    def nothing_left_of_a_mistake(self) -> Iterator[None]:
+        """Remove a folder that is new where the settings turn out to be wrong."""
+        new = not self.path.exists()
+        try:
+            yield
+        except PartlabelError:
+            if new and not any(self.path.rglob("step-*")):
+                shutil.rmtree(self.path, ignore_errors=True)
+            raise
 
     def log(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         """Add a line to metrics.jsonl."""

@@ -86,8 +86,9 @@ def resume(trainer: Trainer, found: checkpoints.Checkpoint) -> None:
         trainer.online.resume(found.tensors["online"], processes)
     sums = facts["loss_sums"]
     if facts["world"] != processes.world:
-        whole = [sum(total for total, _ in sums), sum(count for _, count in sums)]
-        sums = [whole] + [[0.0, 0]] * (processes.world - 1)
+        steps = sums[0][1]
+        whole = sum(total for total, _ in sums)
+        sums = [[whole, steps]] + [[0.0, steps]] * (processes.world - 1)
     total, trainer.loss_count = sums[processes.rank]
     trainer.loss_sum.fill_(total)
     trainer.done, trainer.ended = found.step, facts["ended"]

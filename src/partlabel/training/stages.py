@@ -14,9 +14,10 @@ from partlabel.estimate import estimate_prior, sample_rows
 from partlabel.losses.base import PartialLoss
 from partlabel.model import build_model, synchronise_batch_norm
 from partlabel.prior import Prior
-from partlabel.training.dataset import Order, Skipped
+from partlabel.training.dataset import Skipped
 from partlabel.training.loop import Material, Trainer
 from partlabel.training.online import OnlinePrior, give_prior
+from partlabel.training.order import Order
 from partlabel.training.processes import Processes
 from partlabel.training.rundata import sampled, training_part, validation_part
 from partlabel.training.runfolder import RunFolder
@@ -71,14 +72,15 @@ class Run:
         if finished is not None:
             self.folder.refuse_other(self.config)
             return dict(finished)
-        if self.processes.main:
-            self.folder.begin(self.config, processes=self.processes.world)
-        self.processes.wait()
-        prior = self.prior()
-        if prior is not None and self.processes.main:
-            prior.write(self.folder.path / "prior.csv")
-        trainer = self._trainer(prior)
-        self._go_on(trainer)
+        with self.folder.nothing_left_of_a_mistake():
+            if self.processes.main:
+                self.folder.begin(self.config, processes=self.processes.world)
+            self.processes.wait()
+            prior = self.prior()
+            if prior is not None and self.processes.main:
+                prior.write(self.folder.path / "prior.csv")
+            trainer = self._trainer(prior)
+            self._go_on(trainer)
         trainer.run()
         return self._finish(trainer)
 
@@ -111,7 +113,7 @@ class Run:
 
     def prior_of_model(self, folder: RunFolder) -> Prior:
         """The prior by the model that a run has left, on the images of this one."""
-        model, classes, _ = load_model(folder, self.processes.device)
+        model, classes, _ = load_model(folder, self.processes.device, say=self.watcher.say)
         store, settings = self.train.store, self.config.prior
         if classes.ids != store.classes.ids:
             store.classes.positions_in(classes)  # says what differs

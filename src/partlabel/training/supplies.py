@@ -79,4 +79,5 @@ class Supplies:
         if self.processes.main:
             folder.write_skipped(name, found, part.store.images)
         what = f"{len(found):,} of {len(part.store):,} images of {part.name} cannot be read"
-        self.watcher.say(f"warning: {what}; they are left out, see {folder.path / name}")
+        first = next(iter(found.values()))
+        self.watcher.say(f"warning: {what}, see {folder.path / name}; the first: {first}")

@@ -12,15 +12,8 @@ from torch import Tensor
 from partlabel.augment import Augment
 from partlabel.errors import UsageError
 from partlabel.tables import Rows
-from partlabel.training.dataset import (
-    LabelledImages,
-    OnDevice,
-    Order,
-    Plan,
-    Skipped,
-    ahead,
-    labels_on,
-)
+from partlabel.training.dataset import LabelledImages, OnDevice, Skipped, ahead, labels_on
+from partlabel.training.order import Order, Plan, stand_in
 from partlabel.training.rundata import Part
 
 _AT_ONCE = 256
@@ -100,13 +93,16 @@ class Resident:
             self._skipped |= {one.row: one for one in loaded.skipped}
             if progress is not None:
                 progress(len(rows))
-        # An image that cannot be read is replaced by the next one, as where images are streamed.
-        readable = np.setdiff1d(np.arange(count), list(self._skipped))
-        if not len(readable):
+        if len(self._skipped) == count:
             reason = next(iter(self._skipped.values())).reason
             raise UsageError(f"{part.name}: no image can be read: {reason}")
-        after = np.searchsorted(readable, np.arange(count))
-        self._stands_for = readable[after % len(readable)]
+        # An image that cannot be read is replaced by the same one as where images are streamed.
+        self._stands_for = np.arange(count)
+        for row in self._skipped:
+            other = row
+            while other in self._skipped:
+                other = stand_in(other, count)
+            self._stands_for[row] = other
 
     def steps(self, order: Order, start: int, stop: int) -> Iterator[OnDevice]:
         """Augmented batches of the steps from ``start`` to ``stop``."""

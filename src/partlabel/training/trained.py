@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
@@ -29,10 +28,6 @@ def usable_checkpoint(
     return None
 
 
-def _warn(text: str) -> None:
-    warnings.warn(text.removeprefix("warning: "), stacklevel=3)
-
-
 class Trained(NamedTuple):
     """The model a run left."""
 
@@ -43,9 +38,11 @@ class Trained(NamedTuple):
     step: int
 
 
-def load_model(folder: RunFolder, device: torch.device) -> Trained:
-    """Load the model that a run has left."""
-    found = usable_checkpoint(folder, say=_warn, parts=("average",))
+def load_model(
+    folder: RunFolder, device: torch.device, *, say: Callable[[str], None] | None = None
+) -> Trained:
+    """Load the model that a run has left; ``say`` hears of damaged checkpoints."""
+    found = usable_checkpoint(folder, say=say or (lambda text: None), parts=("average",))
     if found is None:
         raise UsageError(f"{folder.path}: has no checkpoint yet; train it first")
     model = rebuild(found.description)
