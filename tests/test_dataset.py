@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 from collections.abc import Iterable, Sequence
 from itertools import pairwise, product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -294,6 +297,20 @@ def test_a_hundred_unreadable_images_in_a_row_stop_in_one_plain_line(workers: in
     with pytest.raises(ImageError, match=r"^100 images in a row cannot be read: ") as caught:
         list(supply.steps(Order(130, 13, SEED), 0, 10))
     assert "Traceback" not in str(caught.value)
+
+
+UNFINISHED = """
+from tests.test_dataset import ORDER, Streamed, make_part, make_supply
+batches = make_supply(Streamed, make_part(), workers=1).steps(ORDER, 0, 12)
+next(batches)
+"""
+
+
+@pytest.mark.slow
+def test_a_program_ends_though_workers_have_more_to_read() -> None:
+    """At the end multiprocessing sends SIGTERM to workers that are left, and waits for them."""
+    command = [sys.executable, "-W", "ignore", "-c", UNFINISHED]
+    subprocess.run(command, cwd=Path(__file__).parents[1], timeout=30, check=True)
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 100, 1618])
