@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from partlabel.scores.arrays import (
 from partlabel.scores.common import Lookup, counted, kind_of
 
 
-class Layout:
+class Layout(ABC):
     """How a file keeps its scores."""
 
     ids: Any = None
@@ -34,9 +35,9 @@ class Layout:
         self.has_class = np.ones(len(self.classes), bool)
         self.left_out: list[str] = []
 
+    @abstractmethod
     def blocks(self, size: int) -> Iterator[Floats]:
         """The scores of ``size`` images at a time, in the order of the store's classes."""
-        raise NotImplementedError
 
 
 def open_layout(lookup: Lookup, *, image_ids: Path | None, common: bool) -> Layout:
