@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -523,8 +524,10 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
     monkeypatch.chdir(work)
     words = [word for setting in sets for word in ("--set", setting)]
     monkeypatch.setattr(sys, "argv", ["partlabel", "train", str(path), *words])
+    before_us = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as ended:
         main()
+    signal.signal(signal.SIGTERM, before_us)
     said = capsys.readouterr()
     assert ended.value.code == 2
     assert said.out == ""

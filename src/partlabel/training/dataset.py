@@ -24,6 +24,7 @@ from partlabel.tables import Rows
 from partlabel.training.order import Order, Plan, stand_in
 from partlabel.training.processes import Processes
 
+_GRACE = 10  # seconds between the wish to end and the end of a worker
 _TRIES = 100  # images asked in place of one before giving up
 
 
@@ -148,11 +149,21 @@ class LabelledImages(Dataset[Loaded]):
 
 
 def give_way(worker: int) -> None:
-    """Let the process that feeds the GPU go first, and leave it to that one to end on a signal."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    """Let the process that feeds the GPU go first, and let it be the one that ends on a signal.
+
+    A signal to the whole group must not take the workers away before the checkpoint is written. But
+    Python ends workers that are left at exit by the same signal, and waits for them: so they go a
+    little later.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "alarm"):
+        signal.signal(signal.SIGTERM, _go_soon)
     if hasattr(os, "nice"):
         os.nice(10)
+
+
+def _go_soon(number: int, frame: object) -> None:
+    signal.alarm(_GRACE)
 
 
 def _as_it_is(loaded: Any) -> Any:
