@@ -25,10 +25,10 @@ demo: .venv/installed  ## install, import the shipped example and show what is i
 	$(BIN)/partlabel info outputs/shapes.labels
 
 test: .venv/developing  ## all tests but those that need a GPU
-	$(BIN)/pytest -n auto -m "not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto -m "not gpu"
 
 test-fast: .venv/developing  ## the one-minute subset
-	$(BIN)/pytest -n auto -m "not gpu and not slow"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto -m "not gpu and not slow"
 
 check: .venv/developing  ## everything static
 	$(BIN)/ruff check .
