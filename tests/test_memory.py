@@ -151,13 +151,12 @@ def test_nine_million_images_take_few_bytes_each_and_workers_share_them(tmp_path
                for when in ("early", "late")]  # fmt: skip
         assert own[3] - own[1] < 16 * MIB
         assert max(own[1] - own[0], own[3] - own[2]) < 8 * MIB
-    # All together, 56 bytes per image beyond the mapped files, in plain arrays: the order of the
-    # epoch is 8; of the split indptr 8, id 8 and split 4; the ids and splits of the whole store 12
-    # and the rows of the split 8, which are let go but may stay with an allocator: 48. Python
-    # objects would be more: a list of numbers is 40 by itself, one of paths 90.
-    assert grown("Pss_Anon") < 56 * images
-    assert grown("Pss") < 56 * images + files
-    # At the peak, in the main process, 80: four arrays more while sorting.
+    # All together, 40 bytes per image beyond the mapped files, in plain arrays: the order of the
+    # epoch is 8; of the split indptr 8, id 8 and split 4: 28. Python objects would be more: a list
+    # of numbers is 40 by itself, one of paths 90.
+    assert grown("Pss_Anon") < 40 * images
+    assert grown("Pss") < 40 * images + files
+    # At the peak, in the main process, 80: the tables of the whole store while they are split.
     assert large["peak"] - small["peak"] < 80 * images + files
 
 

@@ -215,12 +215,14 @@ class LabelStore:
     def select(self, rows: Sequence[int] | npt.NDArray[Any]) -> LabelStore:
         """The store of some rows only, in the given order; in memory until saved."""
         rows = self._rows(rows)
-        starts = self.indptr[rows]
-        lengths = self.indptr[rows + 1] - starts
-        indptr = np.concatenate([[0], np.cumsum(lengths)])
-        if len(rows) and np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows))):
-            codes = self.codes[starts[0] : starts[0] + indptr[-1]]  # a view, not a copy
+        if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and (rows[1:] > rows[:-1]).all():
+            first, last = int(rows[0]), int(rows[-1])  # one stretch: a view, not a copy
+            codes = self.codes[self.indptr[first] : self.indptr[last + 1]]
+            indptr = self.indptr[first : last + 2] - self.indptr[first]
         else:
+            starts = self.indptr[rows]
+            lengths = self.indptr[rows + 1] - starts
+            indptr = np.concatenate([[0], np.cumsum(lengths)])
             codes = self.codes[segments(starts, lengths)]
         return self.with_labels(indptr, codes, images=self.images.take(rows))
 

@@ -175,6 +175,7 @@ class ImageTable:
 
     def rows(self, split: str) -> Rows:
         """The rows of a split, in order."""
+        import pyarrow as pa
         import pyarrow.compute as pc
 
         if split not in self.split_counts:
@@ -182,8 +183,10 @@ class ImageTable:
             raise UsageError(f"there is no split {split!r}; the splits are: {there}")
         if "split" not in self.table.column_names:
             return np.arange(len(self), dtype=np.int64)
-        wanted = pc.equal(pc.fill_null(self.table["split"].cast("string"), ""), split)
-        return np.flatnonzero(wanted.to_numpy()).astype(np.int64)
+        column = self.table["split"].dictionary_encode()  # compared as numbers, not as text
+        parts = [pc.equal(each.indices, each.dictionary.index(split)) for each in column.chunks]
+        wanted = pa.chunked_array(parts, pa.bool_())
+        return np.flatnonzero(wanted.fill_null(not split).to_numpy())  # no split counts as ""
 
     def splits(self, rows: Sequence[int] | Rows) -> list[str | None]:
         """The split of each of these rows."""

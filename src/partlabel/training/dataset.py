@@ -133,6 +133,10 @@ class LabelledImages(Dataset[Loaded]):
         return self._loader(_Listed(rows, batch_size), workers)
 
     def _loader(self, sampler: Sampler[Plan], workers: int) -> Iterator[Loaded]:
+        import pyarrow as pa
+
+        # What reading the tables left over goes now: once workers share it, it stays with them.
+        pa.default_memory_pool().release_unused()
         return iter(
             DataLoader(
                 self,
