@@ -70,7 +70,7 @@ class ModelSettings:
     """[model]: a backbone of timm and a head."""
 
     backbone: str = "tresnet_m"
-    """tresnet_m, tresnet_l, resnet50, resnet101, or any name that timm knows."""
+    """tresnet_m, tresnet_l, resnet50, resnet101, small, or any name that timm knows."""
     weights: Annotated[str, one_of("pretrained", "none", or_path="a path")] = "pretrained"
     """``pretrained`` fetches them; or a .safetensors or .pth file; ``none`` starts at random."""
     head: Literal["auto", "linear", "bottleneck"] = "auto"

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from partlabel.draw import seed_key
 from partlabel.errors import UsageError, suggest
+from partlabel.model import small
 from partlabel.model.weights import fill_backbone, hub_weights, read_weights
 from partlabel.vision import load
 
@@ -45,6 +46,8 @@ PRESETS = {
     # torchvision's first weights, which is what papers of the time mean by ImageNet ResNet.
     "resnet50": Preset("resnet50.tv_in1k", **_IMAGENET),
     "resnet101": Preset("resnet101.tv_in1k", **_IMAGENET),
+    # Ours, for small pictures on a CPU.
+    "small": Preset("partlabel_small", mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25)),
 }
 
 
@@ -229,7 +232,8 @@ def rebuild(what: dict[str, Any]) -> Classifier:
 def _find_backbone(name: str) -> tuple[Preset, dict[str, Any]]:
     """The full name and normalisation of a backbone, and what timm knows about its weights."""
     timm = load("timm")
-    preset = PRESETS.get(name)
+    small.register()
+    preset = PRESETS.get(name) or next((p for p in PRESETS.values() if p.backbone == name), None)
     full = preset.backbone if preset else name
     architecture, dot, tag = full.partition(".")
     known = timm.list_models()
@@ -241,15 +245,18 @@ def _find_backbone(name: str) -> tuple[Preset, dict[str, Any]]:
     if dot and tag not in tags:
         hint = suggest(tag, tags)
         raise UsageError(f"[model] backbone: timm's {architecture} has no {tag!r}; {hint}")
-    cfg = timm.get_pretrained_cfg(full).to_dict()
+    about = timm.get_pretrained_cfg(full)
+    cfg = (
+        about.to_dict() if about else {"architecture": full, "mean": (0.0,) * 3, "std": (1.0,) * 3}
+    )
     full = f"{architecture}.{cfg['tag']}" if cfg.get("tag") else architecture
     return preset or Preset(full, tuple(cfg["mean"]), tuple(cfg["std"])), cfg
 
 
 def _assemble(info: ModelInfo, drop: float, seed: int) -> Classifier:
     timm = load("timm")
-    fixed = timm.get_pretrained_cfg(info.backbone).fixed_input_size
-    size = {"img_size": info.size} if fixed else {}
+    about = timm.get_pretrained_cfg(info.backbone)
+    size = {"img_size": info.size} if about and about.fixed_input_size else {}
     with torch.device("cpu"), torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed: that seeds the GPUs as well, which nothing here puts back.
         torch.default_generator.manual_seed(int(seed_key(seed, "backbone")))
