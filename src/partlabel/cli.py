@@ -11,9 +11,11 @@ import typer
 
 from partlabel import __version__, terminal
 from partlabel.commands import prior, stores
+from partlabel.commands.compare import compare
 from partlabel.commands.evaluate import evaluate
 from partlabel.commands.export import export
 from partlabel.commands.predict import predict
+from partlabel.commands.report import report
 from partlabel.commands.train import train
 from partlabel.errors import PartlabelError
 
@@ -30,7 +32,7 @@ app = typer.Typer(
 app.add_typer(stores.import_app, name="import")
 app.add_typer(stores.simulate_app, name="simulate")
 app.add_typer(prior.app, name="prior")
-for _command in (stores.info, train, evaluate, predict, export):
+for _command in (stores.info, train, evaluate, predict, export, compare, report):
     app.command()(_command)
 
 

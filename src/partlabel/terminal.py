@@ -8,6 +8,7 @@ import time
 from types import TracebackType
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import (
@@ -131,6 +132,18 @@ def rows(title: str, lines: dict[str, str]) -> None:
     for name, value in lines.items():
         table.add_row(Text(name), Text(value))
     out.print(table)
+
+
+def table(title: str, header: list[str], lines: list[list[str]]) -> None:
+    """Print a table: the first column to the left, numbers to the right, never wrapped."""
+    whole = [header, *lines]
+    widths = [max(cell_len(row[i]) for row in whole) for i in range(len(header))]
+    out.print(Text(title, style="bold"))
+    for number, row in enumerate(whole):
+        gaps = [" " * (width - cell_len(text)) for width, text in zip(widths, row, strict=True)]
+        first = f"  {row[0]}{gaps[0]}"
+        rest = "".join(f"  {gap}{text}" for gap, text in zip(gaps[1:], row[1:], strict=True))
+        out.print(Text((first + rest).rstrip(), style="" if number else "cyan"))
 
 
 def json_text(found: dict[str, Any]) -> None:

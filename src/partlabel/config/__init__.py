@@ -20,7 +20,7 @@ import tomli_w
 
 from partlabel.config.kinds import ASIDE, matching
 from partlabel.config.runfile import put, read_toml
-from partlabel.config.schema import Places, keys_of, plain, table
+from partlabel.config.schema import KeyPath, Places, keys_of, plain, table
 from partlabel.config.settings import (
     DataSettings,
     EvalSettings,
@@ -92,10 +92,14 @@ write true
         place: str = "settings",
         name: str = "run",
         sets: Iterable[str] = (),
+        known: Mapping[KeyPath, str] | None = None,
     ) -> Config:
-        """Make of nested tables, as a file has them; ``place`` stands for the file in errors."""
+        """Make of nested tables, as a file has them; ``place`` stands for the file in errors.
+
+        ``known`` says for single keys that they come from elsewhere.
+        """
         found = deepcopy(dict(values))
-        places = Places(place, put(found, sets), _homes())
+        places = Places(place, {**(known or {}), **put(found, sets)}, _homes())
         if "compare" in found:
             what = f"is for partlabel compare {place}; to train once, take the section out"
             raise places.error("compare", what=what, section=True)

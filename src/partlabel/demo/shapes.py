@@ -29,7 +29,7 @@ _X, _Y = _grid()
 
 
 def _circle(x: float, y: float, radius: float) -> Field:
-    return np.hypot(_X - x, _Y - y) - np.float32(radius)
+    return np.asarray(np.hypot(_X - x, _Y - y) - radius, np.float32)
 
 
 def _box(x: float, y: float, width: float, height: float) -> Field:

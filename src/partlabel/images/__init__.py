@@ -26,7 +26,7 @@ from partlabel.images.parquet import open_parquet
 from partlabel.images.tar import open_tar
 from partlabel.store import LabelStore
 
-__all__ = ["KINDS", "ImageError", "ImageSource", "decode", "open_images"]
+__all__ = ["KINDS", "ImageError", "ImageSource", "decode", "open_images", "pixels"]
 
 KINDS = ("folder", "tar", "parquet")
 
@@ -86,15 +86,19 @@ def decode(
     Returns:
         uint8 (3, size, size), RGB.
     """
-    pixels = _jpeg_pixels(data) if data[:2] == b"\xff\xd8" else None
-    if pixels is None:
-        pixels = _pillow_pixels(data)
+    whole = pixels(data)
     if crop is not None:
-        pixels = _cropped(pixels, crop)
+        whole = _cropped(whole, crop)
     # One image, channels last: the layout for which torch has a fast way.
-    image = torch.from_numpy(np.ascontiguousarray(pixels))[None].permute(0, 3, 1, 2)
+    image = torch.from_numpy(np.ascontiguousarray(whole))[None].permute(0, 3, 1, 2)
     resized = interpolate(image, (size, size), mode="bilinear", antialias=True)
     return resized[0].contiguous()
+
+
+def pixels(data: bytes) -> Pixels:
+    """Decode an image as it is: its own size and shape, upright."""
+    found = _jpeg_pixels(data) if data[:2] == b"\xff\xd8" else None
+    return _pillow_pixels(data) if found is None else found
 
 
 @lru_cache(maxsize=1)

@@ -6,6 +6,7 @@ small things are gone before they are seen.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -45,9 +46,7 @@ class _Small(nn.Module):
         self.stem = nn.Conv2d(3, _STEM, 3, 2, 1, bias=False)
         self.norm = nn.BatchNorm2d(_STEM)
         widths = (_STEM, *_WIDTHS)
-        self.blocks = nn.Sequential(
-            *(_Block(a, b) for a, b in zip(widths, widths[1:], strict=False))
-        )
+        self.blocks = nn.Sequential(*(_Block(*each) for each in pairwise(widths)))
         self.fc = nn.Linear(2 * widths[-1], num_classes) if num_classes else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from partlabel.training.rundata import sampled, training_part, validation_part
 from partlabel.training.runfolder import RunFolder
 from partlabel.training.saving import keep_best, resume
 from partlabel.training.scoring import Seen, chosen_precision, histogram
-from partlabel.training.supplies import Supplies
+from partlabel.training.supplies import Decoded, Supplies
 from partlabel.training.trained import load_model, usable_checkpoint
 from partlabel.training.validation import Validation
 from partlabel.training.watcher import Watcher
@@ -37,6 +37,7 @@ class Run:
         processes: This process among all.
         watcher: Is told how far it is.
         first_of: The run that this one is the first stage of, if it is.
+        decoded: Images that earlier runs of this process left on the device.
     """
 
     def __init__(
@@ -46,13 +47,14 @@ class Run:
         processes: Processes,
         watcher: Watcher,
         first_of: Run | None = None,
+        decoded: Decoded | None = None,
     ) -> None:
         self.config, self.processes, self.watcher = config, processes, watcher
         self.folder = RunFolder(config.out)
         if first_of is None:
             self.train = training_part(config)
             self.val = validation_part(config, self.train)
-            self._supplies = Supplies(processes, watcher)
+            self._supplies = Supplies(processes, watcher, decoded)
         else:
             self.train, self.val = first_of.train, first_of.val
             self._supplies = first_of._supplies

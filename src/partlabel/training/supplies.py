@@ -10,18 +10,30 @@ from partlabel.augment import Augment
 from partlabel.config import Config
 from partlabel.training.dataset import Skipped, workers_for
 from partlabel.training.processes import Processes
-from partlabel.training.rundata import Part
+from partlabel.training.rundata import Part, looks
 from partlabel.training.runfolder import RunFolder
 from partlabel.training.supply import Resident, Streamed, Supply
 from partlabel.training.watcher import Watcher
 
+Decoded = dict[Any, Resident]
+"""Images that are on the device already, by what decides how they look there."""
+
 
 class Supplies:
-    """Gives batches of any part, as settings say."""
+    """Gives batches of any part, as settings say.
 
-    def __init__(self, processes: Processes, watcher: Watcher) -> None:
+    Args:
+        processes: This process among all.
+        watcher: Is told how far the decoding is.
+        decoded: Images that other runs of this process have decoded; this one adds its own.
+    """
+
+    def __init__(
+        self, processes: Processes, watcher: Watcher, decoded: Decoded | None = None
+    ) -> None:
         self.processes, self.watcher = processes, watcher
         self._made: dict[Any, Supply] = {}
+        self._decoded: Decoded = {} if decoded is None else decoded
 
     def of(self, config: Config, part: Part, *, training: bool) -> Supply:
         """Batches of a part, to train on or as they are."""
@@ -54,9 +66,15 @@ class Supplies:
         }
         if not images.device_resident:
             return Streamed(part, **common)
+        # Labels may differ where images do not: of the same store other labels were left.
+        key = (looks(part), images.kind, images.size, self.processes.device)
+        if key in self._decoded:
+            there = self._decoded[key]
+            return there.sharing(part, augment=common["augment"], batch_size=size)
         self.watcher.say(f"decoding {len(part.store):,} images of {part.name}")
         whole = len(part.store) * self.processes.world  # each process decodes all
-        return Resident(part, **common, progress=self.counting("decoding", whole))
+        self._decoded[key] = Resident(part, **common, progress=self.counting("decoding", whole))
+        return self._decoded[key]
 
     def counting(self, what: str, images: int) -> Callable[[int], None]:
         """Something to call with numbers of images; the watcher is told how many are done."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -103,6 +104,12 @@ class Resident:
             while other in self._skipped:
                 other = stand_in(other, count)
             self._stands_for[row] = other
+
+    def sharing(self, part: Part, *, augment: Augment | None, batch_size: int) -> Resident:
+        """The same decoded images, with other labels, augmentation or batches."""
+        other = copy.copy(self)
+        other.part, other.augment, other.batch_size = part, augment, batch_size
+        return other
 
     def steps(self, order: Order, start: int, stop: int) -> Iterator[OnDevice]:
         """Augmented batches of the steps from ``start`` to ``stop``."""

@@ -19,3 +19,20 @@ class Watcher(Protocol):
 
     def stopping(self) -> bool:
         """Whether somebody asked to stop."""
+
+
+class Silent:
+    """Watches without a word, for those who train from Python."""
+
+    def step(self, done: int, total: int, *, images: int, loss: float | None) -> None:
+        """After every step."""
+
+    def within(self, what: str, done: int, total: int) -> None:
+        """How far something else is."""
+
+    def say(self, text: str) -> None:
+        """Something to tell."""
+
+    def stopping(self) -> bool:
+        """Nobody asked to stop."""
+        return False

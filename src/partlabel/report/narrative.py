@@ -1,0 +1,188 @@
+"""The summary in words: a few sentences that follow from the numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from partlabel.agreement import spearman, top_overlap
+from partlabel.report.classlines import ClassLine, frequent_ones
+from partlabel.report.figures_methods import short_titles
+from partlabel.report.material import Material
+from partlabel.report.methodtable import Statistics
+from partlabel.report.wording import (
+    NARROW,
+    count,
+    listed,
+    percent,
+    plural,
+    points,
+    scheme_phrase,
+    share,
+)
+
+
+def sentences(
+    material: Material,
+    statistics: Statistics,
+    lines: list[ClassLine],
+    facts: dict[str, Any] | None,
+) -> list[str]:
+    """Two to five sentences."""
+    parts = [
+        *(_of_run(material) if material.kind == "run" else _of_methods(material, statistics)),
+        *_frequent(material, statistics, lines),
+        *_labels(facts, lines),
+        *_prior(lines),
+    ]
+    return parts or ["There are no results yet; what is there is shown below."]
+
+
+def _of_run(material: Material) -> list[str]:
+    cell = material.cells[0]
+    value = cell.numbers.get("map_c", math.nan)
+    if not math.isfinite(value):
+        if cell.finished:
+            return ["The training is finished; there was nothing to evaluate it on."]
+        return ["The training has begun, and nothing has been evaluated yet."]
+    epochs = [
+        line["epoch"] + 1 for line in cell.logged("eval") if isinstance(line.get("epoch"), int)
+    ]
+    classes = cell.numbers.get("n_valid", math.nan)
+    over = f", over {plural(classes, 'class', 'classes')}" if math.isfinite(classes) else ""
+    after = f" after {plural(max(epochs), 'epoch')}" if epochs else ""
+    text = f"The model reaches a validation mAP(C) of {percent(value)}{NARROW}%{after}{over}."
+    if not cell.finished:
+        text = text.replace("reaches", "has come to").replace(".", ".", 1)
+        text += " It is still in training."
+    first = [c for c in material.cells[1:] if math.isfinite(c.numbers.get("map_c", math.nan))]
+    if first and cell.finished:
+        other = first[0].numbers["map_c"]
+        more = points(value - other)
+        text += (
+            f" The first stage, which ignores unknown labels, had {percent(other)}{NARROW}%:"
+            f" a difference of {more} points."
+        )
+    return [text]
+
+
+def _of_methods(material: Material, statistics: Statistics) -> list[str]:
+    scheme = material.main_scheme
+    ranked = _ranked(material, statistics, scheme)
+    if not ranked:
+        return []
+    best, title = ranked[0], short_titles(material)
+    value = statistics.mean(scheme, best, "map_c")
+    seeds = len(material.of(scheme, best))
+    over = f", the mean of {seeds} seeds" if seeds > 1 else ""
+    with_many = len(material.schemes) > 1
+    where = scheme_phrase(scheme)
+    if len(ranked) == 1:
+        return [
+            f"{where}, {title[best]} has a validation mAP(C) of {percent(value)}{NARROW}%{over}."
+        ]
+    text = (
+        f"{where}, {title[best]} has the highest validation mAP(C): {percent(value)}{NARROW}%{over}"
+    )
+    text += f", {_against(material, statistics, scheme, best, ranked)}."
+    return [text, *(_over_schemes(material, statistics) if with_many else [])]
+
+
+def _against(
+    material: Material, statistics: Statistics, scheme: str, best: str, ranked: list[str]
+) -> str:
+    """How far the best is above the baseline and those people ask about."""
+    asked = ("ignore", "negative", "csl", material.baseline, ranked[1])
+    others = [m for m in ranked[1:] if m in asked]
+    others.sort(key=lambda m: m != material.baseline)
+    parts: list[str] = []
+    for method in others[:3]:
+        gap = _gap(material, statistics, scheme, best, method)
+        unit = "" if parts else " points"
+        parts.append(f"{percent(gap[0])}{unit} above {short_titles(material)[method]}")
+        if math.isfinite(gap[1]):
+            doubt = ", which includes zero" if gap[1] <= 0 <= gap[2] else ""
+            parts[-1] += f" (95{NARROW}% interval {points(gap[1])} to {points(gap[2])}{doubt})"
+    return listed(parts)
+
+
+def _gap(
+    material: Material, statistics: Statistics, scheme: str, best: str, other: str
+) -> tuple[float, float, float]:
+    """The difference of two methods; with its interval where one of them is the baseline."""
+    found = statistics.differences.get((scheme, best, "map_c"))
+    if other == material.baseline and found is not None:
+        return found.mean, found.low, found.high
+    found = statistics.differences.get((scheme, other, "map_c"))
+    if best == material.baseline and found is not None:
+        return -found.mean, -found.high, -found.low
+    gap = statistics.mean(scheme, best, "map_c") - statistics.mean(scheme, other, "map_c")
+    return gap, math.nan, math.nan
+
+
+def _over_schemes(material: Material, statistics: Statistics) -> list[str]:
+    best: dict[str, list[str]] = {}
+    for scheme in material.schemes:
+        ranked = _ranked(material, statistics, scheme)
+        if len(ranked) > 1:
+            best.setdefault(ranked[0], []).append(scheme)
+    if not best:
+        return []
+    total = sum(map(len, best.values()))
+    if len(best) == 1:
+        return [f"The same method is best under all {total} annotation schemes."]
+    titles = short_titles(material)
+    parts = [
+        f"{titles[method]} under {listed(some) if len(some) < 4 else len(some)}"
+        for method, some in best.items()
+    ]
+    return [f"Which method is best depends on how labels were chosen: {listed(parts)}."]
+
+
+def _ranked(material: Material, statistics: Statistics, scheme: str) -> list[str]:
+    """The methods that have a number, the best first; variants of a sweep only among themselves."""
+    there = [m for m in material.titles if (scheme, m, "map_c") in statistics.spreads]
+    plain = [m for m in there if m not in material.swept]
+    return sorted(plain or there, key=lambda m: -statistics.mean(scheme, m, "map_c"))
+
+
+def _frequent(material: Material, statistics: Statistics, lines: list[ClassLine]) -> list[str]:
+    scheme = material.main_scheme
+    ranked = _ranked(material, statistics, scheme)
+    known = [m for m in ranked if (scheme, m, "map_frequent") in statistics.spreads]
+    if len(known) < 2:
+        return []
+    names = {"csl", "ignore", "negative", known[0]}
+    shown = [m for m in known if m in names][:3]
+    means = {m: percent(statistics.mean(scheme, m, "map_frequent")) for m in shown}
+    parts = [f"{means[m]}{NARROW}% for {short_titles(material)[m]}" for m in shown]
+    number = len(frequent_ones(material, lines))
+    of = f"the {count(number)} most frequent classes" if number > 1 else "the frequent classes"
+    return [f"On {of} the mean AP is {listed(parts)}."]
+
+
+def _labels(facts: dict[str, Any] | None, lines: list[ClassLine]) -> list[str]:
+    if facts is None:
+        return [f"There are {plural(len(lines), 'class', 'classes')}."] if lines else []
+    known = f"{share(facts['known_share'])}{NARROW}%"
+    return [
+        f"The training labels cover {plural(facts['images'], 'image')} and "
+        f"{plural(facts['classes'], 'class', 'classes')}; {known} of all labels are known, "
+        f"{facts['labels_per_image']:.1f} per image."
+    ]
+
+
+def _prior(lines: list[ClassLine]) -> list[str]:
+    both = [x for x in lines if math.isfinite(x.prior) and math.isfinite(x.truth)]
+    if len(both) < 5:
+        return []
+    truth, prior = [x.truth for x in both], [x.prior for x in both]
+    rank = spearman(truth, prior)
+    if not math.isfinite(rank):
+        return []
+    n = min(10, max(len(both) // 3, 1))
+    same = top_overlap(truth, prior, n=n)
+    return [
+        f"The estimated prior orders the classes as the truth does with a rank correlation of "
+        f"{rank:.2f}; {same} of the {n} most frequent classes are found."
+    ]
