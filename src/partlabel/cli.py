@@ -12,6 +12,7 @@ import typer
 from partlabel import __version__, terminal
 from partlabel.commands import prior, stores
 from partlabel.commands.compare import compare
+from partlabel.commands.demo import demo
 from partlabel.commands.evaluate import evaluate
 from partlabel.commands.export import export
 from partlabel.commands.predict import predict
@@ -32,7 +33,7 @@ app = typer.Typer(
 app.add_typer(stores.import_app, name="import")
 app.add_typer(stores.simulate_app, name="simulate")
 app.add_typer(prior.app, name="prior")
-for _command in (stores.info, train, evaluate, predict, export, compare, report):
+for _command in (demo, stores.info, train, evaluate, predict, export, compare, report):
     app.command()(_command)
 
 

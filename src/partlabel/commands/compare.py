@@ -44,6 +44,17 @@ def compare(
         _list(comparison, as_json=as_json)
         return
     failures = run_comparison(comparison)
+    finish_comparison(comparison, failures, as_json=as_json, report=report)
+
+
+def finish_comparison(
+    comparison: Comparison,
+    failures: list[Failure],
+    *,
+    as_json: bool = False,
+    report: bool = True,
+) -> None:
+    """Print the tables, write the report; a run that failed is an error, after all that."""
     if as_json:
         terminal.json_text(_json(comparison, failures))
     else:

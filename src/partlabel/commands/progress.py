@@ -33,10 +33,13 @@ class ImageProgress:
         total: Of all processes.
         processes: How many there are; one is watched, and the others are as fast.
         shown: False for all processes but one.
+        what: What is done with them.
     """
 
-    def __init__(self, total: int, *, processes: int = 1, shown: bool = True) -> None:
-        self.total, self.processes, self.shown = total, processes, shown
+    def __init__(
+        self, total: int, *, processes: int = 1, shown: bool = True, what: str = "predicting"
+    ) -> None:
+        self.total, self.processes, self.shown, self.what = total, processes, shown, what
         self._done = 0
         self._bar: Progress | None = None
         self._began = self._said = time.monotonic()
@@ -51,7 +54,7 @@ class ImageProgress:
                 TimeRemainingColumn(),
             )
             self._bar = Progress(*columns, console=terminal.err, transient=True)
-            self._task = self._bar.add_task("predicting", total=self.total)
+            self._task = self._bar.add_task(self.what, total=self.total)
             self._bar.start()
         return self
 

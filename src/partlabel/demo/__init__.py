@@ -25,12 +25,13 @@ from partlabel.tables import ClassTable, ImageTable
 Numbers = npt.NDArray[np.int64]
 Labels = npt.NDArray[np.bool_]
 
-__all__ = ["CLASSES", "SIZE", "DemoData", "generate", "write_demo"]
+__all__ = ["CLASSES", "SIZE", "DemoData", "found_demo", "generate", "write_demo"]
 
 TRAIN, VAL = 6_000, 3_000
 _VAL_FROM = 1_000_000_000  # numbers of scenes to evaluate on: the same for any number to train on
 _AT_ONCE = 64  # scenes that fit into a core's cache
 _QUALITY = 92
+_VERSION = 1  # of what is drawn: another one is another data set
 
 
 class DemoData(NamedTuple):
@@ -89,10 +90,26 @@ def write_demo(
         indptr=np.concatenate([[0], np.cumsum(present.sum(1))]),
         codes=np.nonzero(present)[1].astype(code_type(len(CLASSES))),
         complete=True,
-        origin=Origin(made_by={"demo": 1, "seed": seed, "train": train, "val": val}),
+        origin=Origin(made_by=_made_by(seed, train, val)),
     )
     store.save(data.store, overwrite=True)
     return data
+
+
+def found_demo(folder: Path, *, seed: int, train: int, val: int) -> DemoData | None:
+    """The data set that is in a folder, if it is this one and whole."""
+    data = DemoData(folder / "data.labels", folder / "images.parquet")
+    if not data.images.is_file() or not data.store.is_dir():
+        return None
+    try:
+        made_by = LabelStore.open(data.store).origin.made_by
+    except StoreError:
+        return None
+    return data if made_by == _made_by(seed, train, val) else None
+
+
+def _made_by(seed: int, train: int, val: int) -> dict[str, int]:
+    return {"demo": _VERSION, "seed": seed, "train": train, "val": val}
 
 
 def _write_images(
