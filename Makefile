@@ -20,9 +20,8 @@ help:       ## list the targets
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	@touch $@
 
-demo: .venv/installed  ## install, import the shipped example and show what is in it
-	$(BIN)/partlabel import table examples/shapes/labels.csv --layout long --out outputs/shapes.labels --overwrite
-	$(BIN)/partlabel info outputs/shapes.labels
+demo: .venv/installed  ## install, then the paper's argument in three minutes: outputs/demo/report.html
+	$(BIN)/partlabel demo
 
 test: .venv/developing  ## all tests but those that need a GPU
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto -m "not gpu"

@@ -162,8 +162,7 @@ class ImageTable:
     @cached_property
     def ids(self) -> npt.NDArray[Any]:
         """The ids, as uint64, int64 or objects (str)."""
-        values: npt.NDArray[Any] = self.table["id"].to_numpy()
-        return values
+        return np.asarray(self.table["id"].to_numpy())
 
     @cached_property
     def split_counts(self) -> dict[str, int]:
@@ -197,10 +196,8 @@ class ImageTable:
     def paths(self, rows: Sequence[int] | Rows) -> list[str | None]:
         """The path of each of these rows, relative to the image root; None where there is none."""
         rows = np.asarray(rows, dtype=np.int64)
-        if "path" in self.table.column_names:
-            stored = self.table["path"].take(rows).to_pylist()
-        else:
-            stored = [None] * len(rows)
+        there = "path" in self.table.column_names
+        stored = self.table["path"].take(rows).to_pylist() if there else [None] * len(rows)
         if self.template is None:
             return list(stored)
         template = self.template
