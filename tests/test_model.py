@@ -44,7 +44,7 @@ def same(a: nn.Module, b: nn.Module) -> bool:
 # What there is
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", sorted(PRESETS.keys() - {"small"}))  # timm does not know ours
 def test_a_preset_builds_and_has_the_normalisation_that_timm_states(name: str) -> None:
     model = tiny(name, classes=4, image_size=64).eval()
     cfg = load("timm").get_pretrained_cfg(PRESETS[name].backbone)

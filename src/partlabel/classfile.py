@@ -30,9 +30,13 @@ def write_rows(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(columns)
-            writer.writerows([_cell(value) for value in row] for row in rows)
+            plain = csv.writer(file, lineterminator="\n")
+            quoted = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
+            for row in (columns, *rows):
+                cells = [_cell(value) for value in row]
+                # Python leaves a lone carriage return bare, and takes it for the end of a row.
+                odd = any(isinstance(cell, str) and "\r" in cell for cell in cells)
+                (quoted if odd else plain).writerow(cells)
         temporary.replace(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)

@@ -77,6 +77,9 @@ def main() -> NoReturn:
     except PartlabelError as error:
         terminal.error(str(error))
         code = 2
+    except PermissionError as error:  # of a folder that may not even be looked into
+        terminal.error(f"{error.filename or 'a file'}: {error.strerror}; choose another place")
+        code = 2
     except _ClickError as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # no command given: the help is the answer
             terminal.help_text(error.format_message())

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -66,6 +66,19 @@ def recover(path: Path) -> None:
     backup = _backup(path)
     if os.path.isdir(backup) and not os.path.lexists(path):  # False, where the name is too long
         backup.rename(path)
+
+
+def locked(file: IO[Any]) -> bool:
+    """Take an open file for this process alone, until it is closed; False if another has it."""
+    try:
+        import fcntl
+    except ImportError:  # not on every system
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def identity(path: Path) -> tuple[int, int] | None:

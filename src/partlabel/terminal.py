@@ -27,6 +27,17 @@ out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 _SECONDS_BETWEEN_LINES = 5.0
+_MOST_LETTERS = 40  # of a cell
+
+
+def progress_bar(*columns: ProgressColumn) -> Progress | None:
+    """A bar with these columns between name and time left; None where there is no terminal."""
+    if not err.is_terminal:
+        return None
+    name, left = TextColumn("{task.description}", markup=False), TimeRemainingColumn()
+    bar = Progress(name, BarColumn(), *columns, left, console=err, transient=True)
+    bar.start()
+    return bar
 
 
 class _RowRate(ProgressColumn):
@@ -47,16 +58,7 @@ class ReadingProgress:
         self._began = self._said = time.monotonic()
 
     def __enter__(self) -> ReadingProgress:
-        if err.is_terminal:
-            columns = (
-                TextColumn("{task.description}", markup=False),
-                BarColumn(),
-                TextColumn("{task.percentage:>3.0f}%"),
-                _RowRate(),
-                TimeRemainingColumn(),
-            )
-            self._bar = Progress(*columns, console=err, transient=True)
-            self._bar.start()
+        self._bar = progress_bar(TextColumn("{task.percentage:>3.0f}%"), _RowRate())
         return self
 
     def __exit__(
@@ -136,7 +138,7 @@ def rows(title: str, lines: dict[str, str]) -> None:
 
 def table(title: str, header: list[str], lines: list[list[str]]) -> None:
     """Print a table: the first column to the left, numbers to the right, never wrapped."""
-    whole = [header, *lines]
+    whole = [[_short(text) for text in row] for row in (header, *lines)]
     widths = [max(cell_len(row[i]) for row in whole) for i in range(len(header))]
     out.print(Text(title, style="bold"))
     for number, row in enumerate(whole):
@@ -144,6 +146,12 @@ def table(title: str, header: list[str], lines: list[list[str]]) -> None:
         first = f"  {row[0]}{gaps[0]}"
         rest = "".join(f"  {gap}{text}" for gap, text in zip(gaps[1:], row[1:], strict=True))
         out.print(Text((first + rest).rstrip(), style="" if number else "cyan"))
+
+
+def _short(text: str) -> str:
+    """On one line, without what a terminal would take for a command."""
+    plain = "".join(letter if letter.isprintable() else " " for letter in text)
+    return plain if len(plain) <= _MOST_LETTERS else plain[: _MOST_LETTERS - 1] + "…"
 
 
 def json_text(found: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,10 +12,14 @@ import typer
 from partlabel import terminal
 from partlabel.commands.compare import finish_comparison, run_comparison
 from partlabel.commands.train import SetOption
+from partlabel.errors import UsageError
 
 if TYPE_CHECKING:
     from partlabel.compare import Row
     from partlabel.demo import DemoData
+
+
+_IMAGES = 6_000
 
 
 def demo(
@@ -24,11 +29,11 @@ def demo(
         typer.Option("--out", "-o", help="the folder; default: outputs/demo, or demo-SEED"),
     ] = None,
     seed: Annotated[
-        int, typer.Option("--seed", min=0, help="of pictures, labels and trainings")
+        int, typer.Option("--seed", min=0, max=2**63 - 1, help="of pictures, labels and trainings")
     ] = 0,
     images: Annotated[
         int, typer.Option("--images", min=64, help="pictures to train on; fewer are faster")
-    ] = 6_000,
+    ] = _IMAGES,
     sets: SetOption = None,
 ) -> None:
     """See what the paper is about, in a few minutes on a laptop: no data, no GPU needed.
@@ -39,13 +44,15 @@ def demo(
     """
     from partlabel.compare import Comparison
 
-    folder = out or Path("outputs") / (f"demo-{seed}" if seed else "demo")
+    usual = (f"-{seed}" if seed else "") + (f"-of-{images}" if images != _IMAGES else "")
+    folder = (out or Path("outputs") / f"demo{usual}").expanduser()
     data = _data(folder, seed=seed, images=images)
+    per_class = max(images // 60, 2)  # so that 3 % of the labels are known
     with as_file(files("partlabel.demo") / "demo.toml") as settings:
-        paths = [f"data.train={data.store}", f"images.root={data.images}"]
-        comparison = Comparison.read(
-            settings, [*paths, f"compare.seeds=[{seed}]", "name=demo", *(sets or [])], folder
-        )
+        places = {"data.train": data.store, "images.root": data.images}
+        paths = [f"{key}={json.dumps(str(place))}" for key, place in places.items()]
+        drawn = [f"compare.seeds=[{seed}]", f'compare.schemes=["fpc:{per_class}"]']
+        comparison = Comparison.read(settings, [*paths, *drawn, "name=demo", *(sets or [])], folder)
     failures = run_comparison(comparison)
     finish_comparison(comparison, failures)
     text = meaning(comparison.results())
@@ -62,6 +69,9 @@ def _data(folder: Path, *, seed: int, images: int) -> DemoData:
     there = found_demo(folder, **wanted)
     if there is not None:
         return there
+    if (folder / "runs").is_dir():
+        what = "has a demo with other pictures"
+        raise UsageError(f"{folder}: {what}; choose another --out, or remove it")
     terminal.aside(f"drawing {wanted['train'] + wanted['val']:,} pictures")
     with ImageProgress(wanted["train"] + wanted["val"], what="drawing") as bar:
         return write_demo(folder, **wanted, progress=bar.advance)
@@ -70,19 +80,24 @@ def _data(folder: Path, *, seed: int, images: int) -> DemoData:
 def meaning(rows: list[Row]) -> str | None:
     """What the table means, in two sentences that follow from its numbers.
 
-    None where not all three methods are there.
+    None where not all three methods are there, or several schemes.
     """
-    by_name = {row.method: row for row in rows}
-    if not {"ignore", "negative", "csl"} <= by_name.keys():
+    from partlabel.compare.statistics import summarise
+
+    found = [each for each in summarise(rows) if each.number in ("map_c", "map_frequent")]
+    mean = {(each.method, each.number): 100 * each.mean for each in found if each.mean == each.mean}
+    three = {"ignore", "negative", "csl"}
+    whole = all((method, "map_c") in mean and (method, "map_frequent") in mean for method in three)
+    if not whole or len({row.scheme for row in rows}) > 1:
         return None
-    ignore, negative, csl = (by_name[name] for name in ("ignore", "negative", "csl"))
-    gains = [100 * (csl.map_c - other.map_c) for other in (ignore, negative)]
+    gains = [mean["csl", "map_c"] - mean[other, "map_c"] for other in ("ignore", "negative")]
     first = (
         "Deciding label by label (CSL) "
         f"{_against(gains[0])} ignoring what is unknown and {_against(gains[1])} calling it absent,"
         " in mAP over all classes."
     )
-    costs = [100 * (row.map_frequent - ignore.map_frequent) for row in (negative, csl)]
+    usual = mean["ignore", "map_frequent"]
+    costs = [mean[method, "map_frequent"] - usual for method in ("negative", "csl")]
     second = (
         "On the most frequent classes, where an unknown label is mostly a present one, calling it "
         f"absent {_costs(costs[0])} against ignoring it, and CSL {_costs(costs[1])}."

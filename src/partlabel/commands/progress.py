@@ -5,14 +5,7 @@ from __future__ import annotations
 import time
 from types import TracebackType
 
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
 from partlabel import terminal
@@ -45,17 +38,10 @@ class ImageProgress:
         self._began = self._said = time.monotonic()
 
     def __enter__(self) -> ImageProgress:
-        if self.shown and terminal.err.is_terminal:
-            columns = (
-                TextColumn("{task.description}", markup=False),
-                BarColumn(),
-                TextColumn("{task.completed:,.0f} of {task.total:,.0f} images"),
-                _Rate(),
-                TimeRemainingColumn(),
-            )
-            self._bar = Progress(*columns, console=terminal.err, transient=True)
+        counted = TextColumn("{task.completed:,.0f} of {task.total:,.0f} images")
+        self._bar = terminal.progress_bar(counted, _Rate()) if self.shown else None
+        if self._bar is not None:
             self._task = self._bar.add_task(self.what, total=self.total)
-            self._bar.start()
         return self
 
     def __exit__(

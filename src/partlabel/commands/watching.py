@@ -7,15 +7,7 @@ import time
 from types import FrameType, TracebackType
 from typing import Any
 
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.text import Text
 
 from partlabel import terminal
@@ -56,16 +48,8 @@ class TrainingProgress:
     def __enter__(self) -> TrainingProgress:
         for number in (signal.SIGINT, signal.SIGTERM):
             self._handlers[number] = signal.signal(number, self._asked)
-        if self.shown and terminal.err.is_terminal:
-            columns = (
-                TextColumn("{task.description}", markup=False),
-                BarColumn(),
-                TextColumn("{task.completed:,.0f} of {task.total:,.0f}"),
-                _Rate(),
-                TimeRemainingColumn(),
-            )
-            self._bar = Progress(*columns, console=terminal.err, transient=True)
-            self._bar.start()
+        counted = TextColumn("{task.completed:,.0f} of {task.total:,.0f}")
+        self._bar = terminal.progress_bar(counted, _Rate()) if self.shown else None
         return self
 
     def __exit__(

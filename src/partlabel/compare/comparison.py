@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 import tomli_w
+import torch
 
 from partlabel.classfile import write_rows
 from partlabel.compare.cells import Cell, CellMaker
@@ -26,6 +28,7 @@ from partlabel.compare.statistics import (
     write_summary,
 )
 from partlabel.errors import PartlabelError, StoreError, UsageError
+from partlabel.folder import locked
 from partlabel.training.loop import Stopped
 from partlabel.training.processes import processes
 from partlabel.training.watcher import Silent, Watcher
@@ -114,12 +117,29 @@ class Comparison:
         with processes(self.plan.base.train.device) as here:
             if here.world > 1:
                 raise UsageError("compare trains in one process; start it without torchrun")
-            self._begin()
-            runner = CellRunner(self.data, self.folder, processes=here, watcher=watcher)
-            failures = self._run(runner, watcher)
-        self._table.replace(self.results())  # in order
-        self._write_statistics()
-        return failures
+            with self._alone():
+                self._begin()
+                runner = CellRunner(self.data, self.folder, processes=here, watcher=watcher)
+                try:
+                    return self._run(runner, watcher)
+                finally:
+                    self._table.replace(self.results())  # in order
+                    self._write_statistics()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Refuse a second process: both would train the same cells into the same folders."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with (self.folder / ".lock").open("w") as file:
+                if not locked(file):
+                    what = "another process works on this comparison"
+                    raise UsageError(f"{self.folder}: {what}; wait for it, or choose another --out")
+                yield
+        except OSError as error:
+            reason = error.strerror or str(error)
+            what = f"cannot be written ({reason}); choose another --out"
+            raise StoreError(f"{self.folder}: {what}") from error
 
     def _begin(self) -> None:
         """Find out that everything can be written, and write what is known before."""
@@ -129,20 +149,13 @@ class Comparison:
         done = {row.key for row in self.results()}
         for cell in self.cells:
             if cell.key not in done:
-                refuse_other(cell.folder, cell.key, cell.config)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            text = tomli_w.dumps({**self.plan.values, "out": str(folder)})
-            temporary = folder / ".compare.toml.tmp"
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(folder / "compare.toml")
-            for name in ("per_class", "priors", "stores"):
-                (folder / name).mkdir(exist_ok=True)
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise StoreError(
-                f"{folder}: cannot be written ({reason}); choose another --out"
-            ) from error
+                refuse_other(cell.folder, cell.key, cell.config, runs=folder / "runs")
+        text = tomli_w.dumps({**self.plan.values, "out": str(folder)})
+        temporary = folder / ".compare.toml.tmp"
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(folder / "compare.toml")
+        for name in ("per_class", "priors", "stores"):
+            (folder / name).mkdir(exist_ok=True)
         self.data.write(folder)
         columns = ("key", "method", "title", "scheme", "seed", "folder")
         rows = [
@@ -166,7 +179,7 @@ class Comparison:
             tried.add(cell.key)
             try:
                 row = runner(cell)
-            except PartlabelError as error:
+            except (PartlabelError, torch.OutOfMemoryError) as error:
                 watcher.say(f"warning: {cell.name}: failed: {error}")
                 failures.append(Failure(cell, str(error)))
                 self._write_failures(failures)

@@ -141,6 +141,10 @@ def read_per_class(path: Path) -> dict[str, tuple[str, float]]:
 def copy_per_class(source: Path, target: Path) -> None:
     """Keep the table of classes that a run has left."""
     _, rows = read_rows(source)
-    cells: list[Sequence[str]] = [[row[name] for name in PER_CLASS] for _, row in rows]
+    try:
+        cells: list[Sequence[str]] = [[row[name] for name in PER_CLASS] for _, row in rows]
+    except KeyError as error:
+        fix = f"remove {source.parent}, and it is trained again"
+        raise DataError(f"is damaged (a row has no {error})", path=source, fix=fix) from error
     target.parent.mkdir(parents=True, exist_ok=True)
     write_rows(target, PER_CLASS, cells)

@@ -101,6 +101,9 @@ class _Reader:
         if not isinstance(sections, dict):
             what = f"must be a section [{'.'.join(path)}]"
             raise self.places.error(*path, what=what)
+        if name in METHODS:
+            what = "is the name of a built-in method; choose another"
+            raise self.places.error(*path, what=what, section=True)
         if not _NAME.fullmatch(name) or name == _RESERVED:
             what = "must be a name of letters, digits, _ . + -, and not stage1"
             raise self.places.error(*path, what=what, section=True)

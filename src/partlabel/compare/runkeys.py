@@ -25,8 +25,15 @@ def key_in(folder: Path) -> str | None:
         return None
 
 
-def refuse_other(folder: Path, key: str, config: Config) -> None:
-    """Refuse a folder that has a run of other settings, or of the same ones on other data."""
+def refuse_other(folder: Path, key: str, config: Config, *, runs: Path | None = None) -> None:
+    """Refuse a folder that has a run of other settings, or of the same ones on other data.
+
+    Args:
+        folder: Of a run.
+        key: Of the run that wants it.
+        config: Its settings.
+        runs: The folder of all runs, to name in what would do.
+    """
     begun = newest(folder / "checkpoints") is not None or (folder / "result.json").is_file()
     if not begun or key_in(folder) == key:
         return
@@ -38,7 +45,7 @@ def refuse_other(folder: Path, key: str, config: Config) -> None:
         shown = [f"{k} is {old.get(k)!r} there, {new.get(k)!r} here" for k in keys[:3]]
         if shown:
             why = f"a run with other settings ({'; '.join(shown)})"
-    raise UsageError(f"{folder}: has {why}; choose another --out, or remove that folder")
+    raise UsageError(f"{folder}: has {why}; choose another --out, or remove {runs or 'it'}")
 
 
 def claim(folder: Path, key: str, config: Config) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from partlabel.compare.cells import Cell
 from partlabel.compare.data import CompareData, copy_per_class, read_per_class
 from partlabel.compare.results import Row
-from partlabel.compare.runkeys import claim, has_model_or, with_key
+from partlabel.compare.runkeys import claim, has_model_or, key_in, with_key
 from partlabel.config import Config
 from partlabel.errors import PartlabelError
 from partlabel.prior import Prior
@@ -154,10 +154,11 @@ def tidy(done: Iterable[Cell], pending: Iterable[Cell], *, keep: str, first_seed
             if cell.first.cell is not None:
                 needed.add(cell.first.cell.folder)
     for cell in done:
-        own = [] if keep == "first" and cell.seed == first_seed else [cell.folder]
-        stage = [] if cell.first is None else [cell.first.folder]
-        for folder in (*own, *stage):
-            if folder not in needed:
+        own = [] if keep == "first" and cell.seed == first_seed else [(cell.folder, cell.key)]
+        stage = [] if cell.first is None else [(cell.first.folder, cell.first.key)]
+        for folder, key in (*own, *stage):
+            # By now it may be the folder of other settings, which are not done.
+            if folder not in needed and key_in(folder) == key:
                 shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 

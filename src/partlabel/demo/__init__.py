@@ -6,6 +6,7 @@ rare things, long-tailed, that like some places and each other's company.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from partlabel.assemble import code_type
 from partlabel.demo.render import SIZE, Images, render
 from partlabel.demo.scenes import CLASSES, draw_scenes, labels_of
 from partlabel.errors import StoreError, UsageError
-from partlabel.meta import Origin
+from partlabel.meta import Origin, read_meta
 from partlabel.store import LabelStore
 from partlabel.tables import ClassTable, ImageTable
 
@@ -31,6 +32,7 @@ TRAIN, VAL = 6_000, 3_000
 _VAL_FROM = 1_000_000_000  # numbers of scenes to evaluate on: the same for any number to train on
 _AT_ONCE = 64  # scenes that fit into a core's cache
 _QUALITY = 92
+_SIGNATURE = b"partlabel.demo"
 _VERSION = 1  # of what is drawn: another one is another data set
 
 
@@ -79,9 +81,11 @@ def write_demo(
         raise UsageError(f"the demo needs images to train and to evaluate on, got {train}, {val}")
     numbers = np.concatenate([np.arange(train), _VAL_FROM + np.arange(val)])
     data = DemoData(folder / "data.labels", folder / "images.parquet")
+    made_by = _made_by(seed, train, val)
     try:
+        _refuse_others(data)
         folder.mkdir(parents=True, exist_ok=True)
-        present = _write_images(data.images, seed, numbers, progress)
+        present = _write_images(data.images, made_by, numbers, progress)
     except OSError as error:
         raise StoreError(f"{folder}: cannot be written ({error.strerror or error})") from error
     store = LabelStore(
@@ -90,7 +94,7 @@ def write_demo(
         indptr=np.concatenate([[0], np.cumsum(present.sum(1))]),
         codes=np.nonzero(present)[1].astype(code_type(len(CLASSES))),
         complete=True,
-        origin=Origin(made_by=_made_by(seed, train, val)),
+        origin=Origin(made_by=made_by),
     )
     store.save(data.store, overwrite=True)
     return data
@@ -99,13 +103,38 @@ def write_demo(
 def found_demo(folder: Path, *, seed: int, train: int, val: int) -> DemoData | None:
     """The data set that is in a folder, if it is this one and whole."""
     data = DemoData(folder / "data.labels", folder / "images.parquet")
-    if not data.images.is_file() or not data.store.is_dir():
-        return None
+    wanted = _made_by(seed, train, val)
     try:
-        made_by = LabelStore.open(data.store).origin.made_by
-    except StoreError:
+        whole = _drawn_as(data.images) == wanted == LabelStore.open(data.store).origin.made_by
+    except (StoreError, OSError):
         return None
-    return data if made_by == _made_by(seed, train, val) else None
+    return data if whole else None
+
+
+def _drawn_as(images: Path) -> dict[str, int] | None:
+    """What a file of pictures says it was drawn as; None if it is not ours, or not whole."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        about = pq.read_schema(images).metadata or {}
+        return dict(json.loads(about[_SIGNATURE]))
+    except (OSError, pa.ArrowException, KeyError, TypeError, ValueError):
+        return None
+
+
+def _refuse_others(data: DemoData) -> None:
+    """Refuse to replace what is not a demo's."""
+    if data.store.exists():
+        try:
+            ours = "demo" in read_meta(data.store)["made_by"]  # damaged or not
+        except (StoreError, KeyError, TypeError):
+            ours = False
+        foreign = None if ours else data.store
+    else:
+        foreign = data.images if data.images.exists() and _drawn_as(data.images) is None else None
+    if foreign is not None:
+        raise UsageError(f"{foreign}: is there, and is not the demo's; choose another --out")
 
 
 def _made_by(seed: int, train: int, val: int) -> dict[str, int]:
@@ -113,20 +142,24 @@ def _made_by(seed: int, train: int, val: int) -> dict[str, int]:
 
 
 def _write_images(
-    path: Path, seed: int, numbers: Numbers, progress: Callable[[int], None] | None
+    path: Path,
+    made_by: dict[str, int],
+    numbers: Numbers,
+    progress: Callable[[int], None] | None,
 ) -> Labels:
     """Write the pictures in one step, and give their labels."""
     import pyarrow as pa
     import pyarrow.parquet as pq
     import simplejpeg  # type: ignore[import-untyped]
 
-    schema = pa.schema({"image_id": pa.int64(), "jpeg": pa.binary()})
+    about = {_SIGNATURE: json.dumps(made_by).encode()}
+    schema = pa.schema({"image_id": pa.int64(), "jpeg": pa.binary()}, metadata=about)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     present: list[Labels] = []
     done = 0
     try:
         with pq.ParquetWriter(temporary, schema, compression="none") as writer:
-            for pictures, labels in generate(seed, numbers):
+            for pictures, labels in generate(made_by["seed"], numbers):
                 jpegs = [simplejpeg.encode_jpeg(each, _QUALITY, "RGB", "444") for each in pictures]
                 ids = numbers[done : done + len(labels)]
                 writer.write_table(pa.table([ids, jpegs], schema=schema))

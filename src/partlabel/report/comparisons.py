@@ -8,6 +8,7 @@ from typing import Any
 
 from partlabel.classfile import read_rows
 from partlabel.compare.cells import run_folder
+from partlabel.compare.runkeys import key_in, with_key
 from partlabel.compare.schemes import Scheme
 from partlabel.errors import DataError
 from partlabel.prior import Prior
@@ -41,6 +42,9 @@ def read_comparison(folder: Path) -> Material:
     cells: list[Cell] = []
     with gaps.noting("The results"):
         cells = _results(folder, gaps)
+    if not cells:
+        with gaps.noting("What has begun"):
+            cells = _begun(folder, gaps)
     sweeps = _sweeps(compare)
     _in_order(cells, compare, sweeps)
     found = Material(
@@ -79,15 +83,13 @@ def _results(folder: Path, gaps: Gaps) -> list[Cell]:
         fix = "it is damaged, or of another version of partlabel"
         raise DataError(f"has no column {min(lacking)}", path=folder / "results.csv", fix=fix)
     cells: list[Cell] = []
-    by_key: dict[str, list[Cell]] = {}
     bad = 0
     for _, row in rows:
         if len(row) < len(header) or not re.fullmatch(r"\d{1,18}", row["seed"]):
             bad += 1
             continue
         cells.append(_row(folder, row, gaps))
-        by_key.setdefault(row["key"], []).append(cells[-1])
-    _share_folders(by_key)
+    _note_lost(folder, cells, gaps)
     if bad:
         gaps.add("Some results", f"{plural(bad, 'row')} of results.csv cannot be read")
     if not cells:
@@ -96,15 +98,9 @@ def _results(folder: Path, gaps: Gaps) -> list[Cell]:
 
 
 def _row(folder: Path, row: dict[str, str], gaps: Gaps) -> Cell:
-    cell = Cell(
-        method=row["method"],
-        title=row.get("title") or row["method"],
-        scheme=row["scheme"],
-        seed=int(row["seed"]),
-        numbers={k: as_number(v) for k, v in row.items() if k not in _TEXT},
-    )
-    where = f"{cell.title}, {cell.scheme}, seed {cell.seed}"
-    key = row["key"]
+    cell = _cell(folder, row, gaps)
+    cell.numbers = {k: as_number(v) for k, v in row.items() if k not in _TEXT}
+    where, key = _name(cell), cell.key
     if re.fullmatch(r"[0-9a-f]{1,64}", key):
         with gaps.noting(f"Average precision per class of {where}"):
             cell.aps, cell.names = read_aps(there(folder / "per_class" / f"{key}.csv"))
@@ -112,21 +108,73 @@ def _row(folder: Path, row: dict[str, str], gaps: Gaps) -> Cell:
         if prior.is_file():
             with gaps.noting(f"The prior of {where}"):
                 cell.prior = Prior.read(prior)
-    run = run_folder(folder, cell.method, cell.scheme, cell.seed)
-    if run.is_dir():
-        cell.folder = run
-        with gaps.noting(f"Training curves of {where}"):
-            cell.log = read_log(there(run / "metrics.jsonl"))
     return cell
 
 
-def _share_folders(cells: dict[str, list[Cell]]) -> None:
-    """Methods with the same settings are trained once: give all of them what that one has."""
-    for same in cells.values():
-        trained = next((cell for cell in same if cell.folder is not None), None)
-        for cell in same:
-            if trained is not None and cell.folder is None:
-                cell.folder, cell.log = trained.folder, trained.log
+def _cell(folder: Path, row: dict[str, str], gaps: Gaps) -> Cell:
+    """Whose row it is, with its run folder and log."""
+    cell = Cell(
+        method=row["method"],
+        title=row.get("title") or row["method"],
+        scheme=row["scheme"],
+        seed=int(row["seed"]),
+        key=row["key"],
+        device=row.get("device") or "",
+        version=row.get("version") or "",
+    )
+    # A folder may have been used again for other settings, and a method may have another name
+    # than when it was trained; the key says whose run it is.
+    own = run_folder(folder, cell.method, cell.scheme, cell.seed)
+    if key_in(own) == cell.key:
+        cell.folder = own
+    else:
+        cell.folder = next(with_key(folder / "runs", cell.key), None)
+    if cell.folder is not None:
+        with gaps.noting(f"Training curves of {_name(cell)}"):
+            cell.log = read_log(there(cell.folder / "metrics.jsonl"))
+    return cell
+
+
+def _name(cell: Cell) -> str:
+    return f"{cell.title}, {cell.scheme}, seed {cell.seed}"
+
+
+def _note_lost(folder: Path, cells: list[Cell], gaps: Gaps) -> None:
+    """Name the trainings whose run folder is not there, or has another run by now."""
+    lost = [cell for cell in cells if cell.folder is None]
+    taken = [c for c in lost if run_folder(folder, c.method, c.scheme, c.seed).is_dir()]
+    for some, why in (
+        ([cell for cell in lost if cell not in taken], "is gone"),
+        (taken, "has another run by now"),
+    ):
+        if some:
+            what = f"Curves and images of {plural(len(some), 'training')}"
+            gaps.add(what, f"the run folder {why}: {_some([_name(cell) for cell in some])}")
+
+
+def _some(names: list[str]) -> str:
+    """The first of them, on one line."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return one_line("; ".join(names[:3])) + more
+
+
+def _begun(folder: Path, gaps: Gaps) -> list[Cell]:
+    """The cells of the file that have a log, where none is finished."""
+    if not (folder / "cells.csv").is_file():
+        return []
+    header, rows = read_rows(folder / "cells.csv")
+    if not {"key", "method", "scheme", "seed"} <= set(header):
+        raise DataError(f"no such columns in {header}", path="cells.csv")
+    good = [row for _, row in rows if re.fullmatch(r"\d{1,18}", row.get("seed") or "")]
+    begun = []
+    for cell in (_cell(folder, row, Gaps()) for row in good):
+        if cell.folder is not None:
+            cell.finished = False
+            begun.append(cell)
+    for cell in begun:
+        steps = max((line["step"] for line in cell.log), default=0)
+        gaps.add(f"The result of {_name(cell)}", f"not finished; it has come to step {steps:,}")
+    return begun
 
 
 def _scheme(text: Any) -> str:
@@ -192,21 +240,25 @@ def _note_unfinished(found: Material, compare: dict[str, Any]) -> None:
     if not (isinstance(methods, list) and isinstance(schemes, list) and isinstance(seeds, list)):
         return
     swept = [method for sweep in found.sweeps for method in sweep.methods]
-    done = {(c.method, c.scheme, c.seed) for c in found.cells}
+    done = {(c.method, c.scheme, c.seed) for c in found.cells if c.finished}
     wanted = [(str(m), str(s), n) for m in [*methods, *swept] for s in schemes for n in seeds]
     lacking = [cell for cell in wanted if cell not in done]
     if lacking:
-        some = "; ".join(f"{m}, {s}, seed {n}" for m, s, n in lacking[:3])
-        more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
+        some = _some([f"{m}, {s}, seed {n}" for m, s, n in lacking])
         what = f"{len(lacking)} of {plural(len(wanted), 'training')}"
-        found.gaps.add(what, f"not finished or failed: {one_line(some)}{more}")
+        found.gaps.add(what, f"not finished or failed: {some}")
 
 
 def _environment(found: Material) -> None:
     runs = [cell.folder / "environment.json" for cell in found.cells if cell.folder is not None]
     path = next((path for path in runs if path.is_file()), None)
     if path is None:
-        found.gaps.add("The environment", "no run folder of the comparison is there any more")
+        why = "no run folder of the comparison is there any more"
+        if runs:
+            why = "no run folder has its environment.json"
+        elif not found.cells:
+            why = "no training is finished yet"
+        found.gaps.add("The environment", why)
         return
     with found.gaps.noting("The environment"):
         found.environment = read_json(path)

@@ -7,6 +7,7 @@ name, and no file has a date.
 from __future__ import annotations
 
 import io
+import os
 import re
 import warnings
 import xml.etree.ElementTree as ElementTree
@@ -118,6 +119,8 @@ class Studio:
     @contextmanager
     def style(self, name: str) -> Iterator[None]:
         """The look, and the salt of ids; fonts that lack a character say nothing."""
+        # Matplotlib refuses to be imported where this names nothing it knows.
+        os.environ["MPLBACKEND"] = "agg"
         import matplotlib as mpl
 
         style: Any = {**_STYLE, "svg.hashsalt": name}

@@ -207,7 +207,8 @@ def draw_top(studio: Studio, lines: list[ClassLine]) -> Chart | None:
             if has_truth and line.class_id not in really:
                 label.set_color(RED)
                 label.set_fontstyle("italic")
-        axes.set(xlabel="Share of images (%)", ylim=(len(order) - 0.4, -0.6), xlim=(0, None))
+        axes.set(xlabel="Share of images (%)", ylabel="Class")
+        axes.set(ylim=(len(order) - 0.4, -0.6), xlim=(0, None))
         axes.grid(visible=False, axis="y")
         axes.tick_params(axis="y", length=0)
         legend_above(axes)

@@ -110,8 +110,9 @@ def _loss_curves(studio: Studio, material: Material, found: dict[str, list[Cell]
                 positive = positive and all(loss > 0 for loss in losses)
                 rows += [(method, cell.seed, s, v) for s, v in zip(steps, losses, strict=True)]
                 draft.axes.plot(
-                    steps, losses, color=look.colour, ls=look.line, label=_title(material, method)
-                )
+                    steps, losses, color=look.colour, ls=look.line, label=_title(material, method),
+                    marker=look.marker if len(lines) == 1 else None,  # one point has no line
+                )  # fmt: skip
         draft.axes.set(xlabel="Training step", ylabel="Training loss (per image)")
         if rows and positive:
             draft.axes.set_yscale("log")

@@ -37,7 +37,7 @@ def draw_frequent(studio: Studio, material: Material, lines: list[ClassLine]) ->
             if span:
                 axes.hlines(place, min(span), max(span), color=INK, lw=0.5, alpha=0.4, zorder=1)
         axes.set_yticks(places, [shortened(x.name, 22) for x in order])
-        axes.set(xlabel="AP (%)", ylim=(len(order) - 0.4, -0.6))
+        axes.set(xlabel="AP (%)", ylabel="Class", ylim=(len(order) - 0.4, -0.6))
         axes.grid(visible=False, axis="y")
         axes.tick_params(axis="y", length=0)
         legend_above(axes)
@@ -90,13 +90,11 @@ def draw_differences(studio: Studio, material: Material, lines: list[ClassLine])
                 axes.vlines(ranks + shift, 0, height, color=look.colour, lw=1.1, alpha=0.75)
             axes.plot(ranks + shift, height, label=label, ms=4.4 if len(order) <= 120 else 2.5,
                       mew=0, rasterized=len(order) > AS_POINTS, **look.dots)  # fmt: skip
-        axes.set(ylabel="Difference of AP (points)")
+        axes.set(xlabel="Class, from the most frequent down", ylabel="Difference of AP (points)")
         if len(order) <= 60:
             axes.set_xticks(ranks, [shortened(x.name, 16) for x in order], rotation=55, ha="right",
                             rotation_mode="anchor")  # fmt: skip
             axes.tick_params(axis="x", length=2, labelsize=8)
-        else:
-            axes.set_xlabel("Class, from the most frequent down")
         axes.set_xlim(0.3, len(order) + 0.7)
         axes.grid(visible=False, axis="x")
         legend_above(axes)

@@ -67,6 +67,11 @@ class Cell:
     title: str
     scheme: str = "given"
     seed: int = 0
+    key: str = ""
+    """In a table of results."""
+    device: str = ""
+    version: str = ""
+    """Of partlabel, when it was trained."""
     numbers: dict[str, float] = field(default_factory=dict)
     """map_c, map_o, map_frequent, ap:NAME, ...: shares of 1, as they were written."""
     aps: dict[str, float] = field(default_factory=dict)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from partlabel.compare.results import Row
 from partlabel.compare.statistics import Difference, Spread, differences, summarise
@@ -20,6 +20,8 @@ class Number:
     text: str
     spread: str = ""
     best: bool = False
+    seeds: str = ""
+    """How many it is the mean of, where others have more."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Statistics:
 
     spreads: dict[tuple[str, str, str], Spread]
     differences: dict[tuple[str, str, str], Difference]
+    rows: list[Row] = field(default_factory=list)
 
     @classmethod
     def of(cls, material: Material) -> Statistics:
@@ -75,12 +78,43 @@ class Statistics:
         return cls(
             {(s.scheme, s.method, s.number): s for s in summarise(rows)},
             {(d.scheme, d.method, d.number): d for d in found},
+            rows,
         )
 
     def mean(self, scheme: str, method: str, number: str) -> float:
         """The mean over seeds; NaN where there is none."""
         found = self.spreads.get((scheme, method, number))
         return math.nan if found is None else found.mean
+
+    def gap(self, scheme: str, method: str, other: str, number: str) -> Difference | None:
+        """How far one method is above another, over the seeds that both have."""
+        some = [r for r in self.rows if r.scheme == scheme and r.method in (method, other)]
+        found = (d for d in differences(some, other) if d.number == number)
+        return next(found, None)
+
+    def ranked(self, scheme: str, methods: list[str], number: str) -> list[str]:
+        """Those that have a number for every seed that any of them has, the best first.
+
+        Means over different seeds are not compared: a seed decides which labels are known.
+        """
+        seeds: dict[str, set[int]] = {method: set() for method in methods}
+        for row in self.rows:
+            value = row.numbers.get(number, math.nan)
+            if row.scheme == scheme and row.method in seeds and math.isfinite(value):
+                seeds[row.method].add(row.seed)
+        every = set().union(*seeds.values())
+        there = [method for method in methods if every and seeds[method] == every]
+        return sorted(there, key=lambda method: -self.mean(scheme, method, number))
+
+    def best(self, scheme: str, methods: list[str], number: str) -> str | None:
+        """The first of those, where there are others to compare with."""
+        found = self.ranked(scheme, methods, number)
+        return found[0] if len(found) > 1 else None
+
+    def most_seeds(self, scheme: str, methods: list[str], number: str) -> int:
+        """Of the one with the most."""
+        found = (self.spreads.get((scheme, method, number)) for method in methods)
+        return max((spread.n for spread in found if spread is not None), default=0)
 
 
 @dataclass(frozen=True)
@@ -108,14 +142,8 @@ def overview(material: Material, statistics: Statistics) -> Overview | None:
     schemes = [s for s in material.schemes if any(material.of(s, m) for m in methods)]
     if len(schemes) < 2:
         return None
-    best = {
-        s: max(methods, key=lambda m: _or_low(statistics.mean(s, m, "map_c"))) for s in schemes
-    } if len(methods) > 1 else {}  # fmt: skip
     lines = [
-        (
-            material.titles[m],
-            [_number(statistics, (s, m, "map_c"), best.get(s) == m) for s in schemes],
-        )
+        (material.titles[m], [_number(statistics, (s, m, "map_c"), methods) for s in schemes])
         for m in methods
     ]
     return Overview([scheme_short(plain(scheme)) for scheme in schemes], lines)
@@ -124,13 +152,10 @@ def overview(material: Material, statistics: Statistics) -> Overview | None:
 def _table(
     material: Material, statistics: Statistics, scheme: str, every: list[str]
 ) -> MethodTable:
-    methods = [m for m in every if material.of(scheme, m)]
+    methods = [m for m in every if any(c.finished or c.numbers for c in material.of(scheme, m))]
     named = [k for c in material.of(scheme) for k in c.numbers if k.startswith("ap:")]
     numbers = [*_NUMBERS, *dict.fromkeys(named)]
     numbers = [n for n in numbers if any((scheme, m, n) in statistics.spreads for m in methods)]
-    best = {
-        n: max(methods, key=lambda m: _or_low(statistics.mean(scheme, m, n))) for n in numbers
-    } if len(methods) > 1 else {}  # fmt: skip
     lines = []
     for method in methods:
         change = statistics.differences.get((scheme, method, "map_c"))
@@ -141,9 +166,7 @@ def _table(
                 method=method,
                 baseline=method == material.baseline,
                 seeds=len(material.of(scheme, method)),
-                numbers=[
-                    _number(statistics, (scheme, method, n), best.get(n) == method) for n in numbers
-                ],
+                numbers=[_number(statistics, (scheme, method, n), methods) for n in numbers],
                 difference=points(change.mean) if change is not None else DASH,
                 interval=f"{points(change.low)} to {points(change.high)}"
                 if change is not None and sure
@@ -156,12 +179,16 @@ def _table(
     return MethodTable(scheme, scheme_title(plain(scheme)), columns, lines, compared)
 
 
-def _number(statistics: Statistics, key: tuple[str, str, str], best: bool) -> Number:
+def _number(statistics: Statistics, key: tuple[str, str, str], methods: list[str]) -> Number:
+    """A mean over seeds, beside those of the other methods."""
     found = statistics.spreads.get(key)
     if found is None:
         return Number(DASH)
-    return Number(percent(found.mean), percent(found.sd) if found.n > 1 else "", best)
-
-
-def _or_low(value: float) -> float:
-    return value if math.isfinite(value) else -math.inf
+    scheme, method, number = key
+    fewer = found.n < statistics.most_seeds(scheme, methods, number)
+    return Number(
+        text=percent(found.mean),
+        spread=percent(found.sd) if found.n > 1 else "",
+        best=statistics.best(scheme, methods, number) == method,
+        seeds=f"n = {found.n}" if fewer else "",
+    )

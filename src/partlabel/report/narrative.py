@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from partlabel.agreement import spearman, top_overlap
-from partlabel.report.classlines import ClassLine, frequent_ones
+from partlabel.report.classlines import ClassLine, frequent_ones, main_cell
 from partlabel.report.figures_methods import short_titles
 from partlabel.report.material import Material
 from partlabel.report.methodtable import Statistics
@@ -18,6 +18,7 @@ from partlabel.report.wording import (
     plural,
     points,
     scheme_phrase,
+    scheme_title,
     share,
 )
 
@@ -32,10 +33,24 @@ def sentences(
     parts = [
         *(_of_run(material) if material.kind == "run" else _of_methods(material, statistics)),
         *_frequent(material, statistics, lines),
-        *_labels(facts, lines),
-        *_prior(lines),
+        *_labels(facts, lines, _one_of_several(material, labels=True)),
+        *_prior(lines, _one_of_several(material)),
     ]
+    begun = [c for c in material.cells if not c.finished and material.kind == "compare"]
+    if begun:
+        names = [f"{c.title} ({scheme_title(c.scheme)}, seed {c.seed})" for c in begun[:4]]
+        names += [f"{len(begun) - 4} more"] if len(begun) > 4 else []
+        parts.insert(0, f"No training is finished yet; begun: {listed(names)}.")
     return parts or ["There are no results yet; what is there is shown below."]
+
+
+def _one_of_several(material: Material, *, labels: bool = False) -> str:
+    """Which seed a number is of that is not a mean over all of them."""
+    scheme, cell = material.main_scheme, main_cell(material)
+    same = labels and scheme in ("given", "complete")  # the same labels for every seed
+    if cell is None or same or len({c.seed for c in material.of(scheme)}) < 2:
+        return ""
+    return f" (seed {cell.seed})"
 
 
 def _of_run(material: Material) -> list[str]:
@@ -53,7 +68,7 @@ def _of_run(material: Material) -> list[str]:
     after = f" after {plural(max(epochs), 'epoch')}" if epochs else ""
     text = f"The model reaches a validation mAP(C) of {percent(value)}{NARROW}%{after}{over}."
     if not cell.finished:
-        text = text.replace("reaches", "has come to").replace(".", ".", 1)
+        text = text.replace("reaches", "has come to")
         text += " It is still in training."
     first = [c for c in material.cells[1:] if math.isfinite(c.numbers.get("map_c", math.nan))]
     if first and cell.finished:
@@ -68,23 +83,30 @@ def _of_run(material: Material) -> list[str]:
 
 def _of_methods(material: Material, statistics: Statistics) -> list[str]:
     scheme = material.main_scheme
-    ranked = _ranked(material, statistics, scheme)
+    ranked, fewer = _ranked(material, statistics, scheme)
     if not ranked:
-        return []
+        text = "No two methods have the same seeds yet, so none is called the best."
+        return [text] if fewer else []
     best, title = ranked[0], short_titles(material)
     value = statistics.mean(scheme, best, "map_c")
     seeds = len(material.of(scheme, best))
     over = f", the mean of {seeds} seeds" if seeds > 1 else ""
     with_many = len(material.schemes) > 1
     where = scheme_phrase(scheme)
+    lacking = ""
+    if fewer:
+        verbs = ("has", "is") if len(fewer) == 1 else ("have", "are")
+        names = listed([title[method] for method in fewer])
+        lacking = f" {names} {verbs[0]} fewer seeds and {verbs[1]} not ranked."
     if len(ranked) == 1:
         return [
             f"{where}, {title[best]} has a validation mAP(C) of {percent(value)}{NARROW}%{over}."
+            + lacking
         ]
     text = (
         f"{where}, {title[best]} has the highest validation mAP(C): {percent(value)}{NARROW}%{over}"
     )
-    text += f", {_against(material, statistics, scheme, best, ranked)}."
+    text += f", {_against(material, statistics, scheme, best, ranked)}.{lacking}"
     return [text, *(_over_schemes(material, statistics) if with_many else [])]
 
 
@@ -97,33 +119,21 @@ def _against(
     others.sort(key=lambda m: m != material.baseline)
     parts: list[str] = []
     for method in others[:3]:
-        gap = _gap(material, statistics, scheme, best, method)
+        gap = statistics.gap(scheme, best, method, "map_c")
+        if gap is None:
+            continue
         unit = "" if parts else " points"
-        parts.append(f"{percent(gap[0])}{unit} above {short_titles(material)[method]}")
-        if math.isfinite(gap[1]):
-            doubt = ", which includes zero" if gap[1] <= 0 <= gap[2] else ""
-            parts[-1] += f" (95{NARROW}% interval {points(gap[1])} to {points(gap[2])}{doubt})"
+        parts.append(f"{percent(gap.mean)}{unit} above {short_titles(material)[method]}")
+        if math.isfinite(gap.low):
+            doubt = ", which includes zero" if gap.low <= 0 <= gap.high else ""
+            parts[-1] += f" (95{NARROW}% interval {points(gap.low)} to {points(gap.high)}{doubt})"
     return listed(parts)
-
-
-def _gap(
-    material: Material, statistics: Statistics, scheme: str, best: str, other: str
-) -> tuple[float, float, float]:
-    """The difference of two methods; with its interval where one of them is the baseline."""
-    found = statistics.differences.get((scheme, best, "map_c"))
-    if other == material.baseline and found is not None:
-        return found.mean, found.low, found.high
-    found = statistics.differences.get((scheme, other, "map_c"))
-    if best == material.baseline and found is not None:
-        return -found.mean, -found.high, -found.low
-    gap = statistics.mean(scheme, best, "map_c") - statistics.mean(scheme, other, "map_c")
-    return gap, math.nan, math.nan
 
 
 def _over_schemes(material: Material, statistics: Statistics) -> list[str]:
     best: dict[str, list[str]] = {}
     for scheme in material.schemes:
-        ranked = _ranked(material, statistics, scheme)
+        ranked, _ = _ranked(material, statistics, scheme)
         if len(ranked) > 1:
             best.setdefault(ranked[0], []).append(scheme)
     if not best:
@@ -139,16 +149,22 @@ def _over_schemes(material: Material, statistics: Statistics) -> list[str]:
     return [f"Which method is best depends on how labels were chosen: {listed(parts)}."]
 
 
-def _ranked(material: Material, statistics: Statistics, scheme: str) -> list[str]:
-    """The methods that have a number, the best first; variants of a sweep only among themselves."""
+def _ranked(
+    material: Material, statistics: Statistics, scheme: str
+) -> tuple[list[str], list[str]]:
+    """The methods with all seeds, the best first, and those with fewer.
+
+    Variants of a sweep are only ranked among themselves.
+    """
     there = [m for m in material.titles if (scheme, m, "map_c") in statistics.spreads]
     plain = [m for m in there if m not in material.swept]
-    return sorted(plain or there, key=lambda m: -statistics.mean(scheme, m, "map_c"))
+    ranked = statistics.ranked(scheme, plain or there, "map_c")
+    return ranked, [m for m in plain or there if m not in ranked]
 
 
 def _frequent(material: Material, statistics: Statistics, lines: list[ClassLine]) -> list[str]:
     scheme = material.main_scheme
-    ranked = _ranked(material, statistics, scheme)
+    ranked, _ = _ranked(material, statistics, scheme)
     known = [m for m in ranked if (scheme, m, "map_frequent") in statistics.spreads]
     if len(known) < 2:
         return []
@@ -161,18 +177,18 @@ def _frequent(material: Material, statistics: Statistics, lines: list[ClassLine]
     return [f"On {of} the mean AP is {listed(parts)}."]
 
 
-def _labels(facts: dict[str, Any] | None, lines: list[ClassLine]) -> list[str]:
+def _labels(facts: dict[str, Any] | None, lines: list[ClassLine], seed: str) -> list[str]:
     if facts is None:
         return [f"There are {plural(len(lines), 'class', 'classes')}."] if lines else []
     known = f"{share(facts['known_share'])}{NARROW}%"
     return [
         f"The training labels cover {plural(facts['images'], 'image')} and "
         f"{plural(facts['classes'], 'class', 'classes')}; {known} of all labels are known, "
-        f"{facts['labels_per_image']:.1f} per image."
+        f"{facts['labels_per_image']:.1f} per image{seed}."
     ]
 
 
-def _prior(lines: list[ClassLine]) -> list[str]:
+def _prior(lines: list[ClassLine], seed: str) -> list[str]:
     both = [x for x in lines if math.isfinite(x.prior) and math.isfinite(x.truth)]
     if len(both) < 5:
         return []
@@ -184,5 +200,5 @@ def _prior(lines: list[ClassLine]) -> list[str]:
     same = top_overlap(truth, prior, n=n)
     return [
         f"The estimated prior orders the classes as the truth does with a rank correlation of "
-        f"{rank:.2f}; {same} of the {n} most frequent classes are found."
+        f"{rank:.2f}; {same} of the {n} most frequent classes are found{seed}."
     ]

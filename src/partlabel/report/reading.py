@@ -30,7 +30,15 @@ _LOSSES = {
 
 
 def read_material(folder: Path) -> Material:
-    """Read a folder; refuses one that has nothing to report."""
+    """Read a folder; refuses one that has nothing to report, or that cannot be read."""
+    try:
+        return _material(folder)
+    except OSError as error:
+        what = f"cannot be read ({error.strerror or error})"
+        raise UsageError(f"{folder}: {what}; see who may read it") from error
+
+
+def _material(folder: Path) -> Material:
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "there is no such folder"
         raise UsageError(f"{folder}: {what}; name a folder of partlabel train or compare")

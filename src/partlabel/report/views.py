@@ -45,8 +45,8 @@ def tiles_of(
     if material.kind == "run":
         ranked = ranked[:1]
     if ranked:
-        best = max(ranked, key=lambda m: statistics.mean(scheme, m, "map_c"))
-        name = "Best mAP(C)" if len(ranked) > 1 else "mAP(C)"
+        best = (statistics.ranked(scheme, ranked, "map_c") or ranked)[0]
+        name = "Best mAP(C)" if statistics.best(scheme, ranked, "map_c") else "mAP(C)"
         title = short_titles(material)[best] if len(ranked) > 1 else "validation"
         tiles.append(Tile(name, percent(statistics.mean(scheme, best, "map_c")), "%", plain(title)))
     if facts is not None:
@@ -72,6 +72,7 @@ def table_lead(material: Material) -> str:
         text += (
             " Mean ± standard deviation over seeds. Differences are paired by seed, in points of "
             f"mAP(C), with their 95{NARROW}% interval; bold where it leaves out zero."
+            " A method with fewer seeds than others shows its n, and is not among the best."
         )
     else:
         text += " One seed each: differences have no interval, and small ones mean little."
