@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 import tomli_w
 
-from partlabel import LabelStore
+from partlabel import ClassTable, LabelStore
 from partlabel.commands.compare import compare, show_comparison
 from partlabel.compare import METHODS, Comparison, Row, read_results
+from partlabel.compare.data import copy_per_class, read_per_class
 from partlabel.compare.plan import CompareSettings, SweepSettings
 from partlabel.compare.results import write_results
 from partlabel.compare.schemes import Scheme, fingerprint
@@ -513,7 +514,7 @@ def test_a_cell_is_what_partlabel_train_gives(done: Done, tmp_path: Path) -> Non
 
 def test_what_is_written_beside(done: Done) -> None:
     folder = done.folder
-    names = {path.name for path in folder.iterdir()}
+    names = {path.name for path in folder.iterdir()} - {".lock"}
     assert names == {
         "compare.toml", "results.csv", "cells.csv", "truth.csv", "frequent.csv", "summary.csv",
         "differences.csv", "per_class", "priors", "runs", "stores",
@@ -714,7 +715,7 @@ def test_other_settings_in_a_run_folder_are_refused_before_anything_runs(
         made(tmp_path, data, compared, optim={"lr": 0.25}).run(heard)
     assert re.fullmatch(
         r".*/runs/ignore/given/seed0: has a run with other settings \(optim.lr is 0.002 there, "
-        r"0.25 here\); choose another --out, or remove that folder",
+        r"0.25 here\); choose another --out, or remove .*runs",
         str(caught.value),
     )
     assert heard.said == []
@@ -728,7 +729,7 @@ def test_the_same_settings_on_other_data_are_another_run(tmp_path: Path) -> None
     store = LabelStore.open(tmp_path / "data.labels")
     less = store.select(np.arange(1, len(store)))
     less.save(tmp_path / "data.labels", overwrite=True)
-    with pytest.raises(UsageError, match=r"seed0: has a run on other data; .*remove that folder"):
+    with pytest.raises(UsageError, match=r"seed0: has a run on other data; .*remove .*runs"):
         made(tmp_path, tmp_path, compared).run()
     shutil.rmtree(tmp_path / "out" / "runs")
     assert made(tmp_path, tmp_path, compared).run() == []
@@ -760,6 +761,50 @@ def test_a_cell_that_fails_does_not_stop_the_rest(tmp_path: Path, data: Path) ->
     fine = made(tmp_path, data, {"methods": ["negative"]})
     assert fine.run() == []
     assert not (tmp_path / "out" / "failed.csv").exists()
+
+
+def test_checkpoints_of_other_settings_that_are_not_done_stay(tmp_path: Path, data: Path) -> None:
+    some = {"methods": ["ignore"], "keep": "none"}
+    first = made(tmp_path, data, some)
+    assert first.run() == []
+    shutil.rmtree(first.folder / "runs")
+    with pytest.raises(Stopped):
+        made(tmp_path, data, some, train={"epochs": 2}).run(Heard(stop_after=2))
+    left = sorted((first.folder / "runs").rglob("step-*"))
+    assert left
+    assert made(tmp_path, data, some).run() == []  # its rows come back from the table
+    assert sorted((first.folder / "runs").rglob("step-*")) == left
+
+
+def test_a_second_process_is_refused(tmp_path: Path, data: Path) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    one = made(tmp_path, data, {"methods": ["ignore"]})
+    one.folder.mkdir()
+    with (one.folder / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(UsageError, match="another process works on this comparison"):
+            one.run()
+    assert one.run() == []
+
+
+def test_class_names_with_line_ends_come_through(tmp_path: Path) -> None:
+    path = complete_data(tmp_path, images=24, val=12)
+    store = LabelStore.open(path)
+    store.images  # noqa: B018 - read before its folder is replaced
+    odd = ["a\rb", "c\r\nd", "e\nf", '"g"', *store.classes.names[4:]]
+    store.classes = ClassTable(store.classes.ids, odd[: len(store.classes)])
+    store.save(path, overwrite=True)
+    comparison = made(tmp_path, tmp_path, {"methods": ["ignore", "csl"], "schemes": ["fpc:5"]})
+    assert comparison.run() == []
+    for row in comparison.results():
+        found = read_per_class(comparison.folder / "per_class" / f"{row.key}.csv")
+        assert [name for name, _ in found.values()] == list(store.classes.names)
+
+
+def test_a_damaged_table_of_classes_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "classes.csv").write_text("class_id,class_name,positives,negatives,ap\na,b,1\n")
+    with pytest.raises(DataError, match=r"is damaged .* it is trained again"):
+        copy_per_class(tmp_path / "classes.csv", tmp_path / "out.csv")
 
 
 def test_a_folder_that_is_none_of_ours_or_cannot_be_written(tmp_path: Path, data: Path) -> None:

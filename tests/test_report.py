@@ -5,9 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 import re
 import shutil
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -16,16 +20,20 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from partlabel.classfile import write_rows
 from partlabel.commands.report import report as report_command
+from partlabel.compare.cells import run_folder
+from partlabel.compare.results import read_results, write_results
 from partlabel.config import Config
 from partlabel.errors import UsageError
 from partlabel.prior import Prior
 from partlabel.report import boundaries, write_report
-from partlabel.report.assembly import assemble
+from partlabel.report.assembly import assemble, mixed
 from partlabel.report.classlines import ClassLine, class_lines, main_cell, read_labels
 from partlabel.report.drawing import Studio, for_page, looks
+from partlabel.report.figures_methods import draw_curves, draw_sweep
 from partlabel.report.gallery import make_gallery
-from partlabel.report.material import Cell, Material
+from partlabel.report.material import Cell, Material, Sweep
 from partlabel.report.methodtable import Statistics, method_tables, overview
 from partlabel.report.narrative import sentences
 from partlabel.report.page import prepared, render
@@ -36,7 +44,8 @@ from partlabel.report.wording import plain, points, scheme_phrase, share, shorte
 from partlabel.training.processes import processes
 from partlabel.training.stages import Run
 from partlabel.training.watcher import Silent
-from tests.report_folders import HOSTILE, make_compare
+from tests import report_folders
+from tests.report_folders import HOSTILE
 from tests.runs import make_data, settings
 
 
@@ -96,6 +105,15 @@ def page_file(compared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def page(page_file: Path) -> str:
     """The same as text."""
     return page_file.read_text(encoding="utf-8")
+
+
+def make_compare(folder: Path, **more: Any) -> Path:
+    """A compare folder whose run folders say whose run they have."""
+    out = report_folders.make_compare(folder, **more)
+    for row in read_results(out):
+        run = run_folder(out, row.method, row.scheme, row.seed)
+        (run / "cell.json").write_text(json.dumps({"key": row.key}))
+    return out
 
 
 def copied(folder: Path, tmp_path: Path) -> Path:
@@ -230,7 +248,7 @@ def test_the_summary_says_which_method_is_best_and_by_how_much() -> None:
     assert text.startswith(
         "With 100 positives and 100 negatives known of each class, CSL has the highest validation "
         "mAP(C): 71.0 %, the mean of 2 seeds, 10.0 points above IGNORE (95 % interval +10.0 to "
-        "+10.0) and 21.0 above NEGATIVE."
+        "+10.0) and 21.0 above NEGATIVE (95 % interval +8.3 to +33.7)."
     )
     assert "the mean AP is 71.0 % for CSL, 61.0 % for IGNORE and 50.0 % for NEGATIVE" in text
 
@@ -244,6 +262,31 @@ def test_the_summary_does_not_claim_what_the_seeds_do_not_show() -> None:
     worse = said(material_of({"ignore": [0.7, 0.71], "csl": [0.6, 0.605]}))
     assert "IGNORE has the highest" in worse
     assert "10.2 points above CSL (95 % interval +7.1 to +13.4)" in worse
+
+
+def test_methods_are_compared_over_the_same_seeds_only() -> None:
+    values = {"ignore": [0.6, 0.7], "negative": [0.5, 0.65], "csl": [0.68, 0.74], "hill": [0.9]}
+    material = material_of(values)
+    text = said(material)
+    assert "CSL has the highest validation mAP(C): 71.0 %" in text
+    assert "13.5 above NEGATIVE (95 % interval" in text  # neither of them is the baseline
+    assert "HILL has fewer seeds and is not ranked." in text
+    lines = {x.method: x for x in method_tables(material, Statistics.of(material))[0].lines}
+    assert lines["csl"].numbers[0].best
+    assert not lines["hill"].numbers[0].best
+    assert [lines[m].numbers[0].seeds for m in ("csl", "hill")] == ["", "n = 1"]
+    gap = Statistics.of(material).gap("fpc:100", "csl", "hill", "map_c")
+    assert gap is not None
+    assert gap.mean == pytest.approx(0.68 - 0.9)
+    apart = material_of({"ignore": [0.6, 0.7]})
+    apart.cells[1].method = "csl"
+    assert said(apart).startswith("No two methods have the same seeds yet")
+
+
+def test_what_is_of_one_seed_says_so(compared: Path, page: str) -> None:
+    summary = read(page, "summary")
+    assert re.search(r"classes are found \(seed 0\)\.", summary)
+    assert re.search(r"per image \(seed 0\)\.", summary)
 
 
 def test_the_summary_speaks_of_schemes_that_disagree() -> None:
@@ -277,6 +320,48 @@ def test_words_and_numbers() -> None:
 
 
 # Figures
+
+
+def test_a_backend_that_does_not_exist_loses_no_figure(tmp_path: Path) -> None:
+    code = (
+        "import sys, pathlib; from partlabel.report.drawing import Studio\n"
+        "studio = Studio(pathlib.Path(sys.argv[1]))\n"
+        "with studio.style('x'): studio.save(studio.draft(), 'x', ('a',), [(1,)])\n"
+    )
+    environment = {**os.environ, "MPLBACKEND": "no such backend"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "x.svg").is_file()
+
+
+def test_sweeps_with_odd_names_have_figures_of_their_own(tmp_path: Path) -> None:
+    material = material_of({"ignore": [0.6], "csl": [0.7]})
+    names = ["\u03b3", "\u03b1", "a/b", "a b"]
+    sweeps = [Sweep(name, name, (1, 2), ("ignore", "csl")) for name in names]
+    charts = [draw_sweep(Studio(tmp_path), material, sweep) for sweep in sweeps]
+    assert len({chart.name for chart in charts if chart is not None}) == len(names)
+    assert len(list(tmp_path.glob("*.svg"))) == len(names)
+
+
+def test_axes_of_classes_are_labelled(page_file: Path) -> None:
+    for name, label in (
+        ("class-differences", "Class, from the most frequent down"),
+        ("frequent-classes", "Class"),
+        ("top-classes", "Class"),
+    ):
+        root = ElementTree.parse(page_file.parent / "figures" / f"{name}.svg").getroot()
+        assert label in {"".join(x.itertext()).strip() for x in root.iter() if "text" in x.tag}
+
+
+def test_a_log_of_one_line_is_a_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    material = material_of({"ignore": [0.6]})
+    material.cells[0].log = [{"kind": "train", "step": 1, "epoch": 0, "loss": 0.5}]
+    drawn = []
+    monkeypatch.setattr(Studio, "save", lambda self, draft, *a: drawn.append(draft.axes) or "")
+    assert [chart.name for chart in draw_curves(Studio(tmp_path), material)] == ["curves-loss"]
+    assert drawn[0].lines[0].get_marker() == "^"
 
 
 def test_our_losses_draw_the_papers_illustration() -> None:
@@ -512,7 +597,72 @@ def test_a_comparison_without_its_run_folders_still_has_tables_and_figures(
     assert all(math.isfinite(line.truth) and line.aps for line in lines)
 
 
+def test_a_run_folder_is_known_by_its_key(compared: Path, tmp_path: Path) -> None:
+    folder = copied(compared, tmp_path)
+    rows = read_results(folder)
+    taken = run_folder(folder, "ignore", "fpc:4", 0)
+    (taken / "cell.json").write_text('{"key": "feed"}')  # used again for other settings
+    renamed = [replace(row, method="ours") if row.method == "csl" else row for row in rows]
+    write_results(folder / "results.csv", renamed)
+    material = read_material(folder)
+    first = {c.method: c for c in material.of("fpc:4") if c.seed == 0}
+    assert first["ignore"].folder is None
+    assert not first["ignore"].log
+    assert first["ours"].folder == run_folder(folder, "csl", "fpc:4", 0)
+    gaps = {gap.what: gap.why for gap in material.gaps}
+    wanted = "the run folder has another run by now: Ignore (CE), fpc:4, seed 0"
+    assert gaps["Curves and images of 1 training"] == wanted
+
+
+def test_rows_of_other_versions_and_devices_are_a_warning() -> None:
+    material = material_of({"ignore": [0.6, 0.6], "csl": [0.7]})
+    assert mixed(material) == []
+    for cell, version, device in zip(
+        material.cells, ("0.5.0", "0.6.0", "0.6.0"), ("cpu", "cpu", "H200"), strict=True
+    ):
+        cell.version, cell.device = version, device
+    versions, devices = mixed(material)
+    assert "different versions of partlabel, 0.5.0 (1 row) and 0.6.0 (2 rows)" in versions
+    assert "different devices, H200 (1 row) and cpu (2 rows)" in devices
+
+
+def test_a_comparison_that_has_only_begun_names_and_draws_what_has(
+    compared: Path, tmp_path: Path
+) -> None:
+    folder = copied(compared, tmp_path)
+    rows = [row for row in read_results(folder) if row.scheme == "fpc:4" and row.seed == 0]
+    write_results(folder / "results.csv", [])
+    columns = ("key", "method", "title", "scheme", "seed")
+    cells = [[getattr(row, name) for name in columns] for row in rows]
+    write_rows(folder / "cells.csv", columns, [*cells, ["beef", "negative", "N", "fpc:4", 1]])
+    material = read_material(folder)
+    assert [c.method for c in material.cells if not c.finished] == [row.method for row in rows]
+    gaps = {gap.what: gap.why for gap in material.gaps}
+    assert gaps["The result of Ignore (CE), fpc:4, seed 0"].endswith("has come to step 40")
+    assert "32 of 32 trainings" in gaps
+    assert "The environment" not in gaps
+    page = render(assemble(material, prepared(folder / "r.html"), gallery=0, say=print))
+    assert "No training is finished yet; begun: Ignore (CE) (Fixed per class" in read(
+        page, "summary"
+    )
+    assert "Validation over epochs" in read(page, "training")
+    shutil.rmtree(folder / "runs")
+    gaps = {gap.what: gap.why for gap in read_material(folder).gaps}
+    assert gaps["The environment"] == "no training is finished yet"
+
+
 # What is refused
+
+
+def test_a_folder_that_may_not_be_read_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    with pytest.raises(UsageError, match=r"compare.toml: cannot be read \(Permission denied\); "):
+        read_material(tmp_path)
 
 
 def test_what_cannot_be_reported_is_one_line(tmp_path: Path, compared: Path) -> None:

@@ -117,6 +117,7 @@ class Comparison:
         with processes(self.plan.base.train.device) as here:
             if here.world > 1:
                 raise UsageError("compare trains in one process; start it without torchrun")
+            _ = self.cells  # what is wrong with the file or the data shows before a folder is made
             with self._alone():
                 self._begin()
                 runner = CellRunner(self.data, self.folder, processes=here, watcher=watcher)

@@ -17,7 +17,7 @@ from partlabel.report.material import Cell, Material
 from partlabel.report.methodtable import Statistics, method_tables, overview
 from partlabel.report.narrative import sentences
 from partlabel.report.views import class_view, gallery_view, table_lead, tiles_of
-from partlabel.report.wording import plain, plural, scheme_title
+from partlabel.report.wording import listed, plain, plural, scheme_title
 
 Say = Callable[[str], None]
 
@@ -54,7 +54,10 @@ def assemble(material: Material, figures: Path, *, gallery: int, say: Say) -> di
         "navigation": _navigation(material, groups, classes=bool(classes), gallery=bool(view)),
         "tiles": tiles_of(material, statistics, lines, facts),
         "sentences": [plain(text) for text in sentences(material, statistics, lines, facts)],
-        "warnings": [] if facts is None else [plain(text) for text in facts["warnings"]],
+        "warnings": [
+            plain(text)
+            for text in [*mixed(material), *([] if facts is None else facts["warnings"])]
+        ],
         "gaps": gaps,
         "tables": tables[:1],
         "more_tables": tables[1:],
@@ -67,6 +70,23 @@ def assemble(material: Material, figures: Path, *, gallery: int, say: Say) -> di
         "gallery": view,
         **details_of(material, figures),
     }
+
+
+def mixed(material: Material) -> list[str]:
+    """Warnings where the trainings of a comparison were not made alike."""
+    found = []
+    for what, values in (
+        ("versions of partlabel", [cell.version for cell in material.cells]),
+        ("devices", [cell.device for cell in material.cells]),
+    ):
+        known = sorted({value for value in values if value})
+        if len(known) > 1:
+            parts = listed([f"{value} ({plural(values.count(value), 'row')})" for value in known])
+            found.append(
+                f"The trainings were made with different {what}, {parts}: "
+                "a part of the differences may come from that."
+            )
+    return found
 
 
 def _note_prior(material: Material, cell: Cell | None) -> None:

@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from partlabel.compare.cells import safe_name
 from partlabel.report.drawing import HALF, Chart, Look, Studio, legend_above, looks, plain_log
 from partlabel.report.material import Cell, Material, Sweep
-from partlabel.report.wording import plain, safe_name, scheme_short, shortened
+from partlabel.report.wording import plain, scheme_short, shortened
 
 MOST = 7
 """Methods in one figure; more lines cannot be told apart."""

@@ -149,9 +149,7 @@ def _over_schemes(material: Material, statistics: Statistics) -> list[str]:
     return [f"Which method is best depends on how labels were chosen: {listed(parts)}."]
 
 
-def _ranked(
-    material: Material, statistics: Statistics, scheme: str
-) -> tuple[list[str], list[str]]:
+def _ranked(material: Material, statistics: Statistics, scheme: str) -> tuple[list[str], list[str]]:
     """The methods with all seeds, the best first, and those with fewer.
 
     Variants of a sweep are only ranked among themselves.

@@ -35,7 +35,7 @@ def read_material(folder: Path) -> Material:
         return _material(folder)
     except OSError as error:
         what = f"cannot be read ({error.strerror or error})"
-        raise UsageError(f"{folder}: {what}; see who may read it") from error
+        raise UsageError(f"{error.filename or folder}: {what}; see who may read it") from error
 
 
 def _material(folder: Path) -> Material:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import unicodedata
 
 DASH = "\u2013"  # where there is no number
@@ -166,8 +165,3 @@ def scheme_phrase(scheme: str) -> str:
         "drop-positives": f"With {share(number)}{NARROW}% of the positives dropped",
     }
     return phrases.get(kind, f"With the labels of {scheme}")
-
-
-def safe_name(text: str) -> str:
-    """A name as a part of a file's name."""
-    return re.sub(r"[^A-Za-z0-9._=-]+", "-", text).strip(".-")[:60] or "unnamed"
