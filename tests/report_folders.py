@@ -185,6 +185,7 @@ def _cell(
         _prior(classes, noisy).write(out / "priors" / f"{key}.csv")
     run = out / "runs" / method / scheme.replace(":", "-") / f"seed{seed}"
     run.mkdir(parents=True)
+    (run / "cell.json").write_text(json.dumps({"key": key}))
     with (run / "metrics.jsonl").open("w") as log:
         for epoch in range(8):
             for step in range(5):

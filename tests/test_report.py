@@ -280,7 +280,7 @@ def test_methods_are_compared_over_the_same_seeds_only() -> None:
     assert gap.mean == pytest.approx(0.68 - 0.9)
     apart = material_of({"ignore": [0.6, 0.7]})
     apart.cells[1].method = "csl"
-    assert said(apart).startswith("No two methods have the same seeds yet")
+    assert said(apart).startswith("No method has all the seeds yet")
 
 
 def test_what_is_of_one_seed_says_so(compared: Path, page: str) -> None:

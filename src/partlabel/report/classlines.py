@@ -75,9 +75,8 @@ def read_labels(material: Material, cell: Cell) -> Labels:
     """Open the labels that a training learnt from."""
     config = cell_config(material, cell)
     if config is None:
-        raise UsageError(
-            f"the run folder of {cell.title} is gone, and with it where its labels are"
-        )
+        lost = "is gone" if cell.folder is None else "has no config.toml"
+        raise UsageError(f"the run folder of {cell.title} {lost}, and with it where its labels are")
     store = training_labels(config).store
     return Labels(store=store, facts=summarise(store), config=config)
 

@@ -85,7 +85,7 @@ def _of_methods(material: Material, statistics: Statistics) -> list[str]:
     scheme = material.main_scheme
     ranked, fewer = _ranked(material, statistics, scheme)
     if not ranked:
-        text = "No two methods have the same seeds yet, so none is called the best."
+        text = "No method has all the seeds yet, so none is called the best."
         return [text] if fewer else []
     best, title = ranked[0], short_titles(material)
     value = statistics.mean(scheme, best, "map_c")
