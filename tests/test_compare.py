@@ -36,7 +36,7 @@ from tests.conftest import store_from
 from tests.runs import CLASSES, make_data, settings
 
 ROOT = Path(__file__).parent.parent
-READY = sorted((ROOT / "runs" / "compare").glob("*.toml"))
+READY = [ROOT / "runs" / "demo.toml", *sorted((ROOT / "runs" / "compare").glob("*.toml"))]
 
 
 class Heard(Silent):
@@ -940,8 +940,8 @@ def test_the_ready_files_can_be_read(path: Path) -> None:
     assert len(plan.methods) > 1
     comment = path.read_text().split("\n\n")[0]
     assert all(line.startswith("#") for line in comment.splitlines())
-    assert f"partlabel compare runs/compare/{path.name}" in comment
-    assert "the paper" in comment
+    assert f"partlabel compare {path.relative_to(ROOT).as_posix()}" in comment
+    assert "the paper" in comment.lower()
     assert plan.settings.methods or plan.sweeps
 
 

@@ -20,7 +20,7 @@ from partlabel.config.settings import PRESETS, ImageSettings, with_preset
 from partlabel.errors import ConfigError, DataError, PartlabelError, StoreError
 
 ROOT = Path(__file__).parent.parent
-RUNS = sorted((ROOT / "runs").glob("*.toml"))
+RUNS = sorted(p for p in (ROOT / "runs").glob("*.toml") if p.stem != "demo")  # for compare
 DATA = '[data]\ntrain = "a.labels"\n'
 SECTIONS = {key: kind.types[0] for key, (kind, _) in keys_of(Config).items() if kind.section}
 

@@ -53,7 +53,7 @@ def generate(seed: int, numbers: Numbers) -> Iterator[tuple[Images, Labels]]:
     Example:
         >>> pictures, labels = next(generate(0, np.arange(2)))
         >>> pictures.shape, [CLASSES[i] for i in np.flatnonzero(labels[1])][:4]
-        ((2, 64, 64, 3), ['outdoor', 'sky', 'night', 'road'])
+        ((2, 64, 64, 3), ['outdoor', 'daylight', 'sky', 'road'])
     """
     for start in range(0, len(numbers), _AT_ONCE):
         drawn = draw_scenes(seed, numbers[start : start + _AT_ONCE])
