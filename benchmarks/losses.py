@@ -1,190 +1,249 @@
 """Forward + backward of every loss, beside the paper code's algorithm and timm's ASL, in one run.
 
 python benchmarks/losses.py [--device cpu|cuda] [--shapes 64x80,128x9600] [--losses selective,ce]
-                            [--no-compile] [--out benchmarks/results.csv]
+                            [--dtypes float32,bfloat16] [--no-compile] [--check] [--step]
+                            [--out benchmarks/results.csv]
 
 Prints milliseconds (median, with p20 and p80), peak memory beyond the inputs, and how many times
 as fast as the reference algorithm (flatten, argsort, first K x B; written here from its
 description). Rows are appended to the csv with device and versions.
+
+On a GPU (only ``selective`` unless others are asked for) times are those of the device, by events,
+with inputs that no cache has; "graph" is one step within a CUDA graph, "wall" the host's clock over
+many calls, against the reference's. The reference and timm get the logits in float32, as they would
+in training; the cast counts. "copy" copies the logits. MB are what a loss has to move if it keeps
+nothing of the forward pass: logits and states read in each of the two passes, the gradient written,
+B x C x (2 (s + 1) + s) bytes with s bytes a logit (2 s for a copy). The share is of what a copy of
+1 GiB moves in the same time.
+
+--check compares the fused losses with the eager ones before they are timed. --step measures the
+losses within a training step instead: TResNet-M at 224 pixels, 256 x 9,600, bf16 (a toy on a CPU).
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import gc
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
 import torch
+from contenders import (
+    COPY,
+    REFERENCE,
+    Key,
+    check,
+    contenders,
+    copied,
+    differentiated,
+    has_fused,
+)
+from timing import (
+    Batch,
+    Device,
+    Step,
+    TooSlowError,
+    batches,
+    batches_for,
+    between,
+    cpu_times,
+    forget,
+    mark,
+    peak_mib,
+)
 from torch import Tensor
 
-from partlabel.losses import LOSSES, build_loss
-from partlabel.vision import load
+from partlabel.losses import LOSSES
 
-SHAPES = "64x80,256x1203,128x9600,1024x9600"
+SHAPES = {
+    "cpu": "64x80,256x1203,128x9600,1024x9600",
+    "cuda": "64x80,256x1203,128x9600,1024x9600,4096x9600,1024x65536",
+}
 FIELDS = ("loss", "mode", "shape", "dtype", "ms", "p20", "p80", "peak_mib", "times_reference",
-          "device", "torch", "date")  # fmt: skip
-Call = Callable[[Tensor, Tensor], Tensor]
+          "device", "torch", "date", "bytes", "share_of_copy", "step_ms")  # fmt: skip
+Way = Callable[[Step], list[float]]
 
 
-def reference(prior: Tensor, *, top_k: int, threshold: float = 0.05) -> Call:
-    """The selective loss the way the paper's code computes it, gammas 1, 2, 7."""
-
-    def loss(logits: Tensor, states: Tensor) -> Tensor:
-        present, absent, unknown = (states > 0).float(), (states < 0).float(), (states == 0).float()
-        weight = torch.ones_like(logits)
-        weight[:, prior > threshold] = 0
-        weight[states != 0] = 1
-        p = torch.sigmoid(logits)
-        q = 1 - p
-        flat = torch.where(states == 0, q, 2.0).reshape(-1)
-        weight.view(-1)[torch.argsort(flat)[: top_k * len(logits)]] = 0
-        with torch.no_grad():
-            focus = (1 - p * present - q * (absent + unknown)) ** (
-                present + 2 * absent + 7 * unknown
-            )
-        value = present * torch.log(p.clamp(min=1e-8)) + (absent + unknown) * torch.log(
-            q.clamp(min=1e-8)
-        )
-        return -(value * focus * weight).sum()
-
-    return loss
+def ways(key: Key, sets: list[Batch], device: Device | None) -> Iterator[tuple[str, Way]]:
+    """The clocks that a contender is measured with, and what they call themselves."""
+    if device is None:
+        yield "", lambda step: cpu_times(step, sets[0])
+        return
+    yield "", lambda step: device.times(step, sets)
+    # The reference waits for the device, which a graph cannot.
+    if key[0] == COPY or (key[1] != "compiled" and key[0] in LOSSES and has_fused(key[0])):
+        yield " graph", lambda step: device.graph_times(step, sets)
+    if key[0] != COPY:
+        yield " wall", lambda step: device.wall_times(step, sets)
 
 
-def settings(name: str, images: int, classes: int, prior: Tensor, top_k: int) -> dict[str, object]:
-    if name == "selective":
-        gammas = {"gamma_pos": 1, "gamma_neg": 2, "gamma_unknown": 7}
-        return {"top_k": top_k, "prior": prior, "prior_threshold": 0.05, **gammas}
-    if name == "role":
-        return {"num_images": images, "num_classes": classes}
-    return {}
+class Table:
+    """What is printed, and written to the csv."""
+
+    def __init__(self, device: str, out: Path | None) -> None:
+        name = torch.cuda.get_device_name() if device == "cuda" else platform.machine()
+        self.about = {
+            "device": f"{name}, {torch.get_num_threads()} threads",
+            "torch": torch.__version__,
+            "date": time.strftime("%Y-%m-%d"),
+        }
+        self.out = out
+        self.failures = 0
+        self.digits = 4 if device == "cuda" else 3
+        print(f"{self.about['device']}, torch {self.about['torch']}")
+
+    def head(self) -> None:
+        titles = ("ms", "p20", "p80", "MiB", "x ref", "MB", "share")
+        print(f"{'shape':>10} {'dtype':8} {'loss':20} {'mode':12}" + _columns(titles))
+
+    def row(self, key: Key, batch: Batch, times: list[float], **more: float) -> None:
+        """A line; ``more`` is what else is known: peak_mib, times_reference, bytes, and so on."""
+        low, middle, high = np.percentile(times, [20, 50, 80])
+        shape = "x".join(map(str, batch[0].shape))
+        dtype = str(batch[0].dtype).removeprefix("torch.")
+        texts = {name: f"{ms:.{self.digits}f}" for name, ms in (("ms", middle), ("p20", low),
+                                                                ("p80", high))}  # fmt: skip
+        for name, form in (("peak_mib", ".1f"), ("times_reference", ".1f"), ("bytes", ".0f"),
+                           ("share_of_copy", ".3f"), ("step_ms", ".2f")):  # fmt: skip
+            texts[name] = f"{more[name]:{form}}" if name in more else ""
+        named = dict(zip(FIELDS, (*key, shape, dtype), strict=False))
+        if self.out is not None:
+            new = not self.out.exists()
+            with self.out.open("a", newline="") as file:
+                writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
+                if new:
+                    writer.writeheader()
+                writer.writerow(named | texts | self.about)
+        moved = f"{more['bytes'] / 1e6:.2f}" if "bytes" in more else ""
+        first = (texts[name] for name in ("ms", "p20", "p80", "peak_mib", "times_reference"))
+        line = f"{shape:>10} {dtype:8} {key[0]:20} {key[1]:12}"
+        print(line + _columns((*first, moved, texts["share_of_copy"])), flush=True)
 
 
-def call_of(name: str, images: int, classes: int, prior: Tensor, top_k: int) -> Call:
-    loss = build_loss(name, **settings(name, images, classes, prior, top_k)).to(prior.device)
-    if name == "role":
-        rows = torch.arange(images, device=prior.device)
-        return lambda logits, states: loss(logits, states, index=rows)
-    if name in ("splc", "large_loss", "pseudo_label"):
-        return lambda logits, states: loss(logits, states, epoch=2)
-    return loss
+def _columns(texts: tuple[str, ...]) -> str:
+    return "".join(f"{text:>9}" for text in texts).rstrip()
 
 
-def measure(call: Call, logits: Tensor, states: Tensor) -> tuple[list[float], float]:
-    """Milliseconds of a number of runs, and peak MiB beyond what was there before."""
-    cuda = logits.is_cuda
-
-    def step() -> float:
-        logits.grad = None
-        if cuda:
-            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            call(logits, states).backward()
-            stop.record()
-            torch.cuda.synchronize()
-            return start.elapsed_time(stop)
-        begin = time.perf_counter()
-        call(logits, states).backward()
-        return 1e3 * (time.perf_counter() - begin)
-
-    step()
-    first = step()
-    peak = _peak(step, logits, cuda=cuda)
-    runs = int(np.clip(1500 / max(first, 0.01), 5, 200))
-    return [step() for _ in range(runs)], peak
-
-
-def _peak(step: Callable[[], float], logits: Tensor, *, cuda: bool) -> float:
-    gc.collect()
-    if cuda:
-        logits.grad = None  # it is made anew in each step, so its memory counts
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        step()
-        return (torch.cuda.max_memory_allocated() - before) / 2**20
-    # Freed memory stays mapped, so the process's size says nothing: add up what torch allocates.
-    with torch.profiler.profile(profile_memory=True) as profile:
-        step()
-    events = profile.profiler.kineto_results.events()
-    changes = [
-        e.nbytes() for e in sorted(events, key=lambda e: e.start_ns()) if e.name() == "[memory]"
-    ]
-    return float(np.cumsum([0, *changes]).max() / 2**20)
-
-
-def contenders(
-    images: int, classes: int, options: argparse.Namespace
-) -> dict[tuple[str, str], Call]:
-    device = options.device
-    prior = torch.rand(classes, generator=torch.Generator().manual_seed(0)).pow(8).to(device)
-    top_k = min(200, classes // 4)
-    found: dict[tuple[str, str], Call] = {
-        ("reference algorithm", "eager"): reference(prior, top_k=top_k)
-    }
+def tried(way: Way, step: Step, name: str, table: Table) -> list[float] | None:
+    """The times of a step, or none, and why not is said."""
     try:
-        asl = load("timm.loss").AsymmetricLossMultiLabel()
-        found["timm ASL", "eager"] = lambda logits, states: asl(logits, (states > 0).float())
-    except ImportError:
-        print("timm is not installed: left out")
-    for name in options.losses.split(",") if options.losses else LOSSES:
-        found[name, "eager"] = call_of(name, images, classes, prior, top_k)
-        if options.compile:
-            found[name, "compiled"] = torch.compile(call_of(name, images, classes, prior, top_k))
-    return found
+        return way(step)
+    except (TooSlowError, torch.OutOfMemoryError) as error:
+        why = type(error).__name__
+    except RuntimeError as error:
+        table.failures += 1
+        why = str(error).splitlines()[0]
+    print(f"{'':10} {name} is left out: {why}", flush=True)
+    return None
+
+
+def compare(steps: dict[Key, Step], sets: list[Batch], device: Device | None, table: Table) -> None:
+    """Measure every contender at one shape."""
+    logits = sets[0][0]
+    bases: dict[str, float] = {}
+    for key, step in steps.items():
+        torch.compiler.reset()  # losses share their forward: it would count as recompiling
+        for label, way in ways(key, sets, device):
+            forget(sets)
+            times = tried(way, step, f"{key[0]} {key[1]}{label}", table)
+            if times is None and not label:
+                break  # too slow or too large for the other clocks too
+            if times is None:
+                continue
+            middle = float(np.median(times))
+            more = {} if label else {"peak_mib": peak_mib(step, sets[0])}
+            if key[0] == REFERENCE:
+                bases[label] = middle
+            base = bases.get(label if label == " wall" else "")
+            if base is not None:
+                more["times_reference"] = base / middle
+            if device is not None:
+                a_label = 2 * logits.itemsize if key[0] == COPY else 3 * logits.itemsize + 2
+                more["bytes"] = logits.numel() * a_label
+                more["share_of_copy"] = more["bytes"] / (1e-3 * middle) / device.bandwidth
+            table.row((key[0], key[1] + label), sets[0], times, **more)
+    forget(sets)
+
+
+def within_step(device: str, table: Table) -> None:
+    """The losses within a training step, in turn, on the logits of that step."""
+    from training import bare
+
+    cuda = device == "cuda"
+    size, images, classes = (224, 256, 9_600) if cuda else (64, 16, 50)
+    [batch] = batches(f"{images}x{classes}", torch.bfloat16, device, 1)
+    found = contenders(["selective"], batch[0], compiled=False)
+    spans: list[tuple[Key, float | torch.cuda.Event, float | torch.cuda.Event]] = []
+    order = cycle(found)
+
+    def finish(out: Tensor) -> None:
+        key, leaf = next(order), out.detach().requires_grad_()
+        start = mark(cuda=cuda)
+        found[key](leaf, batch[1]).backward()
+        spans.append((key, start, mark(cuda=cuda)))
+        out.backward(leaf.grad)
+
+    seconds = bare(
+        "tresnet_m" if cuda else "test_resnet",
+        size=size,
+        batch=images,
+        classes=classes,
+        device=device,
+        steps=20 * len(found),
+        finish=finish,
+    )
+    measured = list(zip(spans[-len(seconds) :], seconds, strict=True))
+    for key in found:
+        times = [between(*span) for (which, *span), _ in measured if which == key]
+        step = 1e3 * float(np.median([whole for (which, *_), whole in measured if which == key]))
+        table.row((key[0], f"{key[1]} step"), batch, times, step_ms=step)
+        print(f"{'':10} {np.median(times) / step:.2%} of a step of {step:.2f} ms", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--shapes", default=SHAPES)
+    parser.add_argument("--shapes", default="")
     parser.add_argument("--losses", default="")
+    parser.add_argument("--dtypes", default="")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--step", action="store_true")
+    parser.add_argument("--seconds", type=float, default=0.25, help="on a GPU, per contender")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results.csv"))
     options = parser.parse_args()
-    name = torch.cuda.get_device_name() if options.device == "cuda" else platform.machine()
-    about = {"device": f"{name}, {torch.get_num_threads()} threads", "torch": torch.__version__,
-             "date": time.strftime("%Y-%m-%d"), "dtype": "float32"}  # fmt: skip
-    print(f"{about['device']}, torch {about['torch']}")
-    titles = "".join(f"{title:>9}" for title in ("ms", "p20", "p80", "MiB", "x ref"))
-    print(f"{'shape':>10} {'loss':20} {'mode':9}{titles}")
-    for shape in options.shapes.split(","):
-        images, classes = map(int, shape.split("x"))
-        rng = torch.Generator().manual_seed(0)
-        logits = (torch.randn(images, classes, generator=rng) * 2 - 4).to(options.device)
-        logits.requires_grad_()
-        known = torch.rand(images, classes, generator=rng) < 7 / classes
-        signs = torch.where(torch.rand(images, classes, generator=rng) < 0.35, 1, -1)
-        states = torch.where(known, signs, 0).to(torch.int8).to(options.device)
-        base = 0.0
-        for (loss, mode), call in contenders(images, classes, options).items():
-            torch.compiler.reset()  # losses share their forward: it would count as recompiling
-            times, peak = measure(call, logits, states)
-            low, middle, high = np.percentile(times, [20, 50, 80])
-            base = base or middle
-            numbers = (
-                f"{middle:.3f}",
-                f"{low:.3f}",
-                f"{high:.3f}",
-                f"{peak:.1f}",
-                f"{base / middle:.1f}",
-            )
-            row = dict(zip(FIELDS, (loss, mode, shape, "float32", *numbers), strict=False)) | about
-            columns = "".join(f"{number:>9}" for number in numbers)
-            print(f"{shape:>10} {loss:20} {mode:9}{columns}", flush=True)
-            _append(options.out, row)
-
-
-def _append(path: Path, row: dict[str, str]) -> None:
-    new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerow(row)
+    cuda = options.device == "cuda"
+    toy = options.step and not cuda  # says nothing about real steps
+    table = Table(options.device, None if toy else options.out)
+    table.head()
+    if options.step:
+        within_step(options.device, table)
+        return
+    names = (options.losses or ("selective" if cuda else ",".join(LOSSES))).split(",")
+    device = Device(options.seconds) if cuda else None
+    if device is not None:
+        print(f"a copy of 1 GiB moves {device.bandwidth / 1e12:.2f} TB/s, read and written")
+    for dtype in (options.dtypes or ("float32,bfloat16" if cuda else "float32")).split(","):
+        for shape in (options.shapes or SHAPES[options.device]).split(","):
+            sets = batches_for(shape, getattr(torch, dtype), options.device)
+            if options.check:
+                check(names, sets[0])
+            calls = contenders(names, sets[0][0], compiled=options.compile)
+            steps = {key: differentiated(call) for key, call in calls.items()}
+            if cuda:
+                steps[COPY, "copy"] = copied
+            compare(steps, sets, device, table)
+            del sets
+            if cuda:
+                torch.cuda.empty_cache()
+    if table.failures:
+        raise SystemExit(f"{table.failures} measurements failed, see above")
 
 
 if __name__ == "__main__":

@@ -150,6 +150,7 @@ def test_every_setting_of_a_loss_that_changes_it_is_in_a_case() -> None:
     elsewhere = {
         "reduction",
         "debug",
+        "backend",  # tests/test_fused.py
         "max_state_gb",
         "seed",
         *("warmup", "epochs", "share", "beta"),  # the schedule of pseudo-labels, tested below

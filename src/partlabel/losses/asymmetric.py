@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from partlabel.losses.base import (
-    PartialLoss,
     Unknown,
     absent_term,
     choice,
@@ -17,9 +16,11 @@ from partlabel.losses.base import (
     power,
     switch,
 )
+from partlabel.losses.fusable import Fusable
+from partlabel.losses.recipe import Recipe
 
 
-class PartialAsymmetric(PartialLoss):
+class PartialAsymmetric(Fusable):
     """P-ASL: focusing gamma_pos, gamma_neg, gamma_unknown; unknown labels count as absent.
 
     Present: (1 - p)^gamma_pos (-log p). Absent: q^gamma_neg (-log(1 - q)), q = max(p - clip, 0).
@@ -35,6 +36,7 @@ class PartialAsymmetric(PartialLoss):
         alpha_unknown: Multiplier of unknown labels.
         detach_focus: Take the focusing factor as a constant in the gradient, as the paper's code
             does.
+        base: What Fusable takes.
 
     Example:
         >>> loss = PartialAsymmetric(gamma_pos=0, gamma_neg=1, gamma_unknown=2)
@@ -67,6 +69,18 @@ class PartialAsymmetric(PartialLoss):
         self.alpha_neg = number("alpha_neg", alpha_neg, 0.0)
         self.alpha_unknown = number("alpha_unknown", alpha_unknown, 0.0)
         self.detach_focus = switch("detach_focus", detach_focus)
+
+    def recipe(self) -> Recipe:
+        return Recipe(
+            gamma_pos=self.gamma_pos,
+            gamma_neg=self.gamma_neg,
+            gamma_unknown=self.gamma_unknown,
+            clip=self.clip,
+            alpha_pos=self.alpha_pos,
+            alpha_neg=self.alpha_neg,
+            alpha_unknown=self.alpha_unknown,
+            detach_focus=self.detach_focus,
+        )
 
     def terms(self, logits: Tensor, states: Tensor) -> Tensor:
         present, unknown = states > 0, states == 0
@@ -139,6 +153,10 @@ class Asymmetric(PartialAsymmetric):
         )
         choice("unknown", unknown, get_args(Unknown))
         self.unknown = unknown
+
+    def recipe(self) -> Recipe:
+        recipe = super().recipe()
+        return recipe if self.unknown == "negative" else recipe._replace(alpha_unknown=0.0)
 
     def unknown_weight(
         self, weight: Tensor | None, logits: Tensor, unknown: Tensor

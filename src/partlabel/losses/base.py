@@ -57,6 +57,11 @@ class PartialLoss(nn.Module):
 
     def checked(self, logits: Tensor, states: Tensor) -> Tensor:
         """Check shapes and types, and give the logits in at least float32."""
+        self.check(logits, states)
+        return self.widened(logits)
+
+    def check(self, logits: Tensor, states: Tensor) -> None:
+        """Check shapes and types."""
         if not isinstance(logits, Tensor) or not logits.is_floating_point() or logits.ndim != 2:
             raise ValueError(f"logits must be a float tensor (B, C), got {described(logits)}")
         if not isinstance(states, Tensor) or states.dtype != torch.int8:
@@ -71,6 +76,10 @@ class PartialLoss(nn.Module):
             raise ValueError(f"states must be on {logits.device} like logits, got {states.device}")
         if self.debug and bool(((states < -1) | (states > 1)).any()):
             raise ValueError("states must be +1, 0 or -1, got others; see partlabel.to_states")
+
+    @staticmethod
+    def widened(logits: Tensor) -> Tensor:
+        """Logits in at least float32."""
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     def reduced(self, terms: Tensor) -> Tensor:

@@ -18,9 +18,11 @@ from partlabel.losses.base import (
     present_term,
     whole,
 )
+from partlabel.losses.fusable import Fusable
+from partlabel.losses.recipe import Recipe
 
 
-class CrossEntropy(PartialLoss):
+class CrossEntropy(Fusable):
     """Binary cross-entropy; unknown labels cost nothing (Ignore) or count as absent (Negative).
 
     Example:
@@ -35,6 +37,9 @@ class CrossEntropy(PartialLoss):
         super().__init__(**base)
         choice("unknown", unknown, get_args(Unknown))
         self.unknown = unknown
+
+    def recipe(self) -> Recipe:
+        return Recipe(alpha_unknown=0.0 if self.unknown == "ignore" else 1.0)
 
     def terms(self, logits: Tensor, states: Tensor) -> Tensor:
         positive = states > 0

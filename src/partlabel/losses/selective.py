@@ -9,6 +9,7 @@ from torch import Tensor
 
 from partlabel.losses.asymmetric import PartialAsymmetric, without
 from partlabel.losses.base import choice, class_vector, number, whole
+from partlabel.losses.recipe import Recipe
 
 
 class Selective(PartialAsymmetric):
@@ -63,6 +64,7 @@ class Selective(PartialAsymmetric):
         self.batchwise = scope == "batch"
         if prior_mode == "soft" and prior is None:
             raise ValueError('prior must be given for prior_mode="soft", got None')
+        self._table: tuple[Tensor, int, Tensor] | None = None  # made from, its version, the table
         self.register_buffer("prior", None)
         self.register_buffer("frequent", None)
         if prior is not None:
@@ -74,6 +76,27 @@ class Selective(PartialAsymmetric):
         self.prior = checked
         # Decided once, in float32, whatever the dtype of logits or of a module that is cast.
         self.frequent = checked.float() > self.prior_threshold
+
+    def recipe(self) -> Recipe:
+        return super().recipe()._replace(top_k=self.top_k)
+
+    def class_table(self, classes: int) -> Tensor | None:
+        """Weights of unknown labels by class: 0 where it is frequent, or what a soft prior says."""
+        if self.prior is None or self.frequent is None:
+            return None
+        self._check_prior(classes)
+        source = self.prior if self.prior_mode == "soft" else self.frequent
+        if torch.compiler.is_compiling():
+            return self._weights_from(source)
+        made = self._table
+        if made is None or made[0] is not source or made[1] != source._version:
+            self._table = made = (source, source._version, self._weights_from(source))
+        return made[2]
+
+    def _weights_from(self, source: Tensor) -> Tensor:
+        if self.prior_mode == "soft":
+            return torch.exp(-self.prior_alpha * source.float())
+        return (~source).float()
 
     def unknown_weight(
         self, weight: Tensor | None, logits: Tensor, unknown: Tensor
@@ -91,7 +114,7 @@ class Selective(PartialAsymmetric):
         if self.prior is None or self.prior_mode == "soft":
             return chosen
         assert self.frequent is not None
-        self._prior_for(logits)
+        self._check_prior(logits.shape[1])
         frequent = unknown & self.frequent
         return frequent if chosen is None else chosen | frequent
 
@@ -108,7 +131,10 @@ class Selective(PartialAsymmetric):
 
     def _prior_for(self, logits: Tensor) -> Tensor:
         assert self.prior is not None
-        if self.prior.shape[0] != logits.shape[1]:
-            got = f"{self.prior.shape[0]} values for {logits.shape[1]} classes"
-            raise ValueError(f"prior must have one value per class, got {got}")
+        self._check_prior(logits.shape[1])
         return self.prior.to(logits.dtype)
+
+    def _check_prior(self, classes: int) -> None:
+        if self.prior is not None and self.prior.shape[0] != classes:
+            got = f"{self.prior.shape[0]} values for {classes} classes"
+            raise ValueError(f"prior must have one value per class, got {got}")

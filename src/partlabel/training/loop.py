@@ -202,7 +202,7 @@ class Trainer:
             logits, auxiliary = self.forward(batch.images)
         more = {"epoch": batch.plan.epoch, "index": batch.rows}
         wanted = {name: value for name, value in more.items() if name in self._loss_takes}
-        loss: Tensor = self.loss(logits.float(), batch.states, **wanted)
+        loss: Tensor = self.loss(logits, batch.states, **wanted)
         if self.online is None or auxiliary is None:
             return loss, loss
         return loss, loss + self.online.loss(auxiliary.float(), batch.states)
