@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from timing import Batch, Step, forget
@@ -12,6 +13,7 @@ from partlabel.losses import build_loss, settings_of
 from partlabel.vision import load
 
 REFERENCE, ASL, COPY = "reference algorithm", "timm ASL", "copy of the logits"
+NOTHING = "empty function"
 Call = Callable[[Tensor, Tensor], Tensor]
 Key = tuple[str, str]
 """The name of a loss, and its mode."""
@@ -104,6 +106,29 @@ def differentiated(call: Call) -> Step:
     return lambda logits, states: call(logits, states).backward()
 
 
+def scaled(call: Call, like: Tensor) -> Step:
+    """With a gradient from above that is not 1."""
+    two = torch.full((), 2.0, device=like.device)
+    return lambda logits, states: call(logits, states).backward(two)
+
+
+class _Nothing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor) -> Tensor:
+        ctx.slopes = torch.empty_like(logits)
+        return logits.new_empty((), dtype=torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> Tensor:
+        slopes, ctx.slopes = ctx.slopes, None  # or it would be copied
+        return slopes
+
+
+def nothing(logits: Tensor, states: Tensor) -> None:
+    """What PyTorch itself needs for a function with a gradient that launches no kernel."""
+    _Nothing.apply(logits).backward()
+
+
 def copied(logits: Tensor, states: Tensor) -> None:
     logits.grad = logits.detach().clone()  # kept like a gradient, so that its place changes too
 
@@ -111,7 +136,8 @@ def copied(logits: Tensor, states: Tensor) -> None:
 def check(names: list[str], batch: Batch) -> None:
     """Compare the fused losses with the eager ones, with an upstream gradient that is not 1."""
     logits, states = batch
-    limit = 1e-5 if logits.dtype == torch.float32 else 2e-3
+    # In bfloat16 a fused gradient is rounded twice, an eager one once.
+    limit = 1e-5 if logits.dtype == torch.float32 else 4e-3
     for name in filter(has_fused, names):
         values, gradients = [], []
         for backend in ("eager", "fused"):

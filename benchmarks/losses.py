@@ -11,10 +11,10 @@ description). Rows are appended to the csv with device and versions.
 On a GPU (only ``selective`` unless others are asked for) times are those of the device, by events,
 with inputs that no cache has; "graph" is one step within a CUDA graph, "wall" the host's clock over
 many calls, against the reference's. The reference and timm get the logits in float32, as they would
-in training; the cast counts. "copy" copies the logits. MB are what a loss has to move if it keeps
-nothing of the forward pass: logits and states read in each of the two passes, the gradient written,
-B x C x (2 (s + 1) + s) bytes with s bytes a logit (2 s for a copy). The share is of what a copy of
-1 GiB moves in the same time.
+in training; the cast counts. "fused x 2" has a gradient from above that is not 1. "copy" copies the
+logits. "empty function" launches no kernel: what PyTorch needs itself. MB are what a loss has to
+move at the least: logits and states read, the gradient written, B x C x (2 s + 1) bytes with s
+bytes a logit (2 s for a copy). The share is of what a copy of 1 GiB moves in the same time.
 
 --check compares the fused losses with the eager ones before they are timed. --step measures the
 losses within a training step instead: TResNet-M at 224 pixels, 256 x 9,600, bf16 (a toy on a CPU).
@@ -34,6 +34,7 @@ import numpy as np
 import torch
 from contenders import (
     COPY,
+    NOTHING,
     REFERENCE,
     Key,
     check,
@@ -41,6 +42,8 @@ from contenders import (
     copied,
     differentiated,
     has_fused,
+    nothing,
+    scaled,
 )
 from timing import (
     Batch,
@@ -161,8 +164,8 @@ def compare(steps: dict[Key, Step], sets: list[Batch], device: Device | None, ta
             base = bases.get(label if label == " wall" else "")
             if base is not None:
                 more["times_reference"] = base / middle
-            if device is not None:
-                a_label = 2 * logits.itemsize if key[0] == COPY else 3 * logits.itemsize + 2
+            if device is not None and key[0] != NOTHING:
+                a_label = 2 * logits.itemsize + (key[0] != COPY)
                 more["bytes"] = logits.numel() * a_label
                 more["share_of_copy"] = more["bytes"] / (1e-3 * middle) / device.bandwidth
             table.row((key[0], key[1] + label), sets[0], times, **more)
@@ -237,7 +240,11 @@ def main() -> None:
             calls = contenders(names, sets[0][0], compiled=options.compile)
             steps = {key: differentiated(call) for key, call in calls.items()}
             if cuda:
-                steps[COPY, "copy"] = copied
+                fused = [(key, call) for key, call in calls.items() if key[1] == "fused"]
+                steps |= {
+                    (name, "fused x 2"): scaled(call, sets[0][0]) for (name, _), call in fused
+                }
+                steps |= {(NOTHING, "eager"): nothing, (COPY, "copy"): copied}
             compare(steps, sets, device, table)
             del sets
             if cuda:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
 import torch
 from torch import Tensor
 
+from partlabel.losses import build_loss
 from tests.fused import (
     DTYPES,
     FEW,
@@ -122,7 +124,7 @@ def test_the_host_waits_for_nothing(setting: Setting, shape: tuple[int, int]) ->
 
 
 @some_settings
-def test_nothing_is_kept_and_one_gradient_is_written(setting: Setting) -> None:
+def test_one_gradient_is_written_and_nothing_else(setting: Setting) -> None:
     logits, states = batch(256, 9600, seed=2, device="cuda")
     loss = built(setting, 9600, backend="fused").cuda()
     leaf = logits.requires_grad_()
@@ -131,9 +133,25 @@ def test_nothing_is_kept_and_one_gradient_is_written(setting: Setting) -> None:
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     value = loss(leaf, states)
-    assert torch.cuda.memory_allocated() - before < 2**16
     (grad,) = torch.autograd.grad(value, leaf)
     assert torch.cuda.max_memory_allocated() - before < grad.nbytes + 2**18
+    leaf.grad = None
+    loss(leaf, states).backward()
+    assert leaf.grad is not None
+    del grad
+    assert torch.cuda.memory_allocated() - before < leaf.grad.nbytes + 2**18  # no copy of it
+
+
+def test_a_gradient_that_float16_cannot_hold_before_it_is_scaled() -> None:
+    """As a GradScaler would: what is lost below 6e-8 must not be lost before the scaling."""
+    logits = torch.full((64, 300), -9.0, device="cuda", dtype=torch.float16, requires_grad=True)
+    states = torch.zeros(64, 300, device="cuda", dtype=torch.int8)
+    loss = build_loss("partial_asymmetric", gamma_unknown=1, backend="fused")
+    loss(logits, states).backward(torch.full((), 2.0**16, device="cuda"))
+    p = 1 / (1 + math.exp(9.0))
+    assert logits.grad is not None
+    wanted = torch.full((64, 300), p * p / 64 * 2.0**16)
+    torch.testing.assert_close(logits.grad.float().cpu(), wanted, rtol=2e-3, atol=0)
 
 
 def test_on_another_stream() -> None:

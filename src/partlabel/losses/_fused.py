@@ -1,4 +1,4 @@
-"""The asymmetric family on a GPU: two kernels, and nothing kept between them but the inputs.
+"""The asymmetric family on a GPU.
 
 Imported on first use only: it needs Triton.
 """
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from partlabel.losses import _kernels, _tickets
-from partlabel.losses._launch import launch
+from partlabel.losses._launch import Plan, planned
 from partlabel.losses.recipe import Recipe
 
 WIDEST = 32768
@@ -57,9 +57,11 @@ class _Function(torch.autograd.Function):
         scale: float,
         eager: Callable[[Tensor, Tensor], Tensor] | None,
     ) -> Tensor:
-        slopes = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
+        # In float16 the gradient may be too small to be written before it is scaled up.
+        early = ctx.needs_input_grad[0] and logits.dtype != torch.float16
+        slopes = torch.empty_like(logits) if early else None
         total, thresholds = forward(logits, states, table, recipe, scale, slopes)
-        if slopes is not None:
+        if ctx.needs_input_grad[0]:
             ctx.save_for_backward(logits, states, table, thresholds)
             ctx.slopes, ctx.rest = slopes, (recipe, scale, eager)
         return total
@@ -77,7 +79,7 @@ class _Function(torch.autograd.Function):
         elif ctx.slopes is not None:
             slopes, ctx.slopes = ctx.slopes, None
             rescale(upstream, slopes)
-        else:  # a second time over the same graph: those of the first time were given away
+        else:  # or a second time over the same graph: those of the first time were given away
             slopes = backward(upstream, logits, states, table, thresholds, recipe, scale)
         return slopes, None, None, None, None, None
 
@@ -102,34 +104,43 @@ def forward(
 
     Where slopes are given, the gradient of the loss by the logits is written there.
     """
-    images, classes = logits.shape
-    top = recipe.top_k > 0
-    tiles = forward_tiles(images, classes, top=top)
-    grid = (-(-images // tiles.rows), 1 if top else -(-classes // tiles.width))
-    programs = grid[0] * grid[1]
-    total = torch.empty((), dtype=torch.float32, device=logits.device)
-    sums = total.new_empty(programs)
-    thresholds = total.new_empty(images if top else 0)
     given = logits if slopes is None else slopes
-    tensors = (
-        logits, states, logits if table is None else table, thresholds, given, sums,
-        _tickets.ticket(logits.device), total,
+    key = (
+        True, logits.shape, logits.stride(), states.stride(), given.stride(), logits.dtype,
+        logits.device, table is None, slopes is None, recipe, scale,
     )  # fmt: skip
-    numbers = (images, classes, *logits.stride(), *states.stride(), *given.stride(), recipe.top_k)
-    constants = (
-        *_shape_of(recipe), table is not None, top, slopes is not None, _BITS_UNUSED[logits.dtype],
-        *tiles[:-1], programs == 1,
-    )  # fmt: skip
-    launch(_kernels.forward_kernel, grid, tensors, numbers, _floats(recipe, scale), constants,
-           tiles.warps)  # fmt: skip
+
+    def make() -> Plan:
+        images, classes = logits.shape
+        top = recipe.top_k > 0
+        tiles = forward_tiles(images, classes, top=top)
+        grid = (-(-images // tiles.rows), 1 if top else -(-classes // tiles.width))
+        numbers = (*logits.stride(), *states.stride(), *given.stride(), recipe.top_k)
+        constants = (
+            *_shape_of(recipe), table is not None, top, slopes is not None,
+            _BITS_UNUSED[logits.dtype], *tiles[:-1], grid == (1, 1),
+        )  # fmt: skip
+        arguments = (images, classes, *numbers, *_floats(recipe, scale), *constants)
+        return Plan(_kernels.forward_kernel, grid, arguments, tiles.warps)
+
+    plan = planned(key, make)
+    total = torch.empty((), dtype=torch.float32, device=logits.device)
+    sums = total.new_empty(plan.grid[0] * plan.grid[1])
+    thresholds = total.new_empty(len(logits) if recipe.top_k else 0)
+    ticket = _tickets.ticket(logits.device)
+    weights = logits if table is None else table
+    plan.launch(logits, states, weights, thresholds, given, sums, ticket, total)
     return total, thresholds
 
 
 def rescale(upstream: Tensor, slopes: Tensor) -> None:
     """Multiply slopes in place; they are dense, whatever their strides."""
-    block = 4096
-    grid = (-(-slopes.numel() // block), 1)
-    launch(_kernels.scale_kernel, grid, (upstream, slopes), (slopes.numel(),), (), (block,), 8)
+    size, block = slopes.numel(), 4096
+    plan = planned(
+        (slopes.dtype, slopes.device, size),
+        lambda: Plan(_kernels.scale_kernel, (-(-size // block), 1), (size, block), 8),
+    )
+    plan.launch(upstream, slopes)
 
 
 def backward(
@@ -141,16 +152,24 @@ def backward(
     recipe: Recipe,
     scale: float,
 ) -> Tensor:
-    """The gradient by the logits, in their dtype, computed again."""
-    images, classes = logits.shape
+    """The gradient by the logits, in their dtype, computed from them."""
     slopes = torch.empty_like(logits)
-    rows, width, warps = backward_tiles(images, classes)
-    tensors = (upstream, logits, states, logits if table is None else table, thresholds, slopes)
-    numbers = (images, classes, *logits.stride(), *states.stride(), *slopes.stride())
-    constants = (*_shape_of(recipe), table is not None, recipe.top_k > 0, rows, width)
-    grid = (-(-images // rows), -(-classes // width))
-    launch(_kernels.backward_kernel, grid, tensors, numbers, _floats(recipe, scale), constants,
-           warps)  # fmt: skip
+    key = (
+        False, logits.shape, logits.stride(), states.stride(), slopes.stride(), logits.dtype,
+        logits.device, table is None, recipe, scale,
+    )  # fmt: skip
+
+    def make() -> Plan:
+        images, classes = logits.shape
+        rows, width, warps = backward_tiles(images, classes)
+        grid = (-(-images // rows), -(-classes // width))
+        numbers = (images, classes, *logits.stride(), *states.stride(), *slopes.stride())
+        constants = (*_shape_of(recipe), table is not None, recipe.top_k > 0, rows, width)
+        arguments = (*numbers, *_floats(recipe, scale), *constants)
+        return Plan(_kernels.backward_kernel, grid, arguments, warps)
+
+    weights = logits if table is None else table
+    planned(key, make).launch(upstream, logits, states, weights, thresholds, slopes)
     return slopes
 
 

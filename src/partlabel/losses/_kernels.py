@@ -3,10 +3,10 @@
 Forward: a program has one row of logits, or several short ones. It finds for each row the
 threshold above which unknown labels are ignored, then adds up what the labels cost and writes the
 gradient, for which almost everything is at hand; the last program to end adds up the sums of all.
-Backward has nothing to do unless the gradient from above is not 1.
+Backward multiplies it, where the gradient from above is not 1.
 
-By bytes it would be less to compute the gradient again in the backward pass. But these kernels are
-bound by instructions, and writing it early costs next to none: dev/LOG.md has the measurements.
+By bytes it would be less to compute the gradient in the backward pass, from the logits and the
+thresholds. But these kernels are bound by instructions: dev/LOG.md has the measurements.
 """
 
 from __future__ import annotations
