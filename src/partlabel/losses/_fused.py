@@ -5,13 +5,13 @@ Imported on first use only: it needs Triton.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from partlabel.losses import _kernels, _tickets
+from partlabel.losses._inplace import Eager, derivable
 from partlabel.losses._launch import Plan, planned
 from partlabel.losses.recipe import Recipe
 
@@ -26,7 +26,7 @@ def fused(
     recipe: Recipe,
     table: Tensor | None,
     scale: float,
-    eager: Callable[[Tensor, Tensor], Tensor] | None = None,
+    eager: Eager | None = None,
 ) -> Tensor:
     """The sum of all labels' costs times scale, float32.
 
@@ -39,10 +39,14 @@ def fused(
         eager: The same loss made of differentiable operations, for a second derivative.
     """
     recipe = recipe.simplified(logits.shape[1])
+    if table is not None:
+        table = table.to(torch.float32).contiguous()
     if torch.compiler.is_compiling():
         total, _ = _operator(logits, states, table, _numbers(recipe), recipe.top_k, scale)
     else:
-        total = _Function.apply(logits, states, table, recipe, scale, eager)  # type: ignore[no-untyped-call]
+        total = _Function.apply(  # type: ignore[no-untyped-call]
+            logits, states, table, recipe, scale, eager, torch.is_grad_enabled()
+        )
     return cast(Tensor, total)
 
 
@@ -55,33 +59,32 @@ class _Function(torch.autograd.Function):
         table: Tensor | None,
         recipe: Recipe,
         scale: float,
-        eager: Callable[[Tensor, Tensor], Tensor] | None,
+        eager: Eager | None,
+        training: bool,
     ) -> Tensor:
+        wanted = training and ctx.needs_input_grad[0]
         # In float16 the gradient may be too small to be written before it is scaled up.
-        early = ctx.needs_input_grad[0] and logits.dtype != torch.float16
-        slopes = torch.empty_like(logits) if early else None
-        total, thresholds = forward(logits, states, table, recipe, scale, slopes)
-        if ctx.needs_input_grad[0]:
-            ctx.save_for_backward(logits, states, table, thresholds)
-            ctx.slopes, ctx.rest = slopes, (recipe, scale, eager)
+        early = wanted and logits.dtype != torch.float16
+        ctx.slopes = torch.empty_like(logits) if early else None
+        total, thresholds = forward(logits, states, table, recipe, scale, ctx.slopes)
+        if wanted:
+            ctx.save_for_backward(logits, states)
+            ctx.rest = (table, thresholds, recipe, scale)
+            ctx.eager = eager
         return total
 
     @staticmethod
     def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
         (upstream,) = upstreams
-        logits, states, table, thresholds = ctx.saved_tensors
-        recipe, scale, eager = ctx.rest
         if torch.is_grad_enabled():  # the gradient is to be derived too
-            if eager is None:
-                raise RuntimeError("a second derivative needs the loss made of operations")
-            value = eager(logits, states)
-            slopes = torch.autograd.grad(value, logits, upstream, create_graph=True)[0]
+            logits, states = ctx.saved_tensors
+            slopes = derivable(ctx.eager, logits, states, upstream)
         elif ctx.slopes is not None:
             slopes, ctx.slopes = ctx.slopes, None
             rescale(upstream, slopes)
         else:  # or a second time over the same graph: those of the first time were given away
-            slopes = backward(upstream, logits, states, table, thresholds, recipe, scale)
-        return slopes, None, None, None, None, None
+            slopes = backward(upstream, *ctx.saved_tensors, *ctx.rest)
+        return slopes, None, None, None, None, None, None
 
 
 class _Tiles(NamedTuple):
@@ -99,14 +102,16 @@ def forward(
     recipe: Recipe,
     scale: float,
     slopes: Tensor | None = None,
+    ticket: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The loss, and the threshold of each row (none where nothing is searched).
 
-    Where slopes are given, the gradient of the loss by the logits is written there.
+    Where slopes are given, the gradient of the loss by the logits is written there. The ticket is
+    an int32 of 0; without one, one is taken from those of the stream.
     """
     given = logits if slopes is None else slopes
     key = (
-        True, logits.shape, logits.stride(), states.stride(), given.stride(), logits.dtype,
+        "forward", logits.shape, logits.stride(), states.stride(), given.stride(), logits.dtype,
         logits.device, table is None, slopes is None, recipe, scale,
     )  # fmt: skip
 
@@ -127,7 +132,8 @@ def forward(
     total = torch.empty((), dtype=torch.float32, device=logits.device)
     sums = total.new_empty(plan.grid[0] * plan.grid[1])
     thresholds = total.new_empty(len(logits) if recipe.top_k else 0)
-    ticket = _tickets.ticket(logits.device)
+    if ticket is None:
+        ticket = _tickets.ticket(logits.device)
     weights = logits if table is None else table
     plan.launch(logits, states, weights, thresholds, given, sums, ticket, total)
     return total, thresholds
@@ -137,7 +143,7 @@ def rescale(upstream: Tensor, slopes: Tensor) -> None:
     """Multiply slopes in place; they are dense, whatever their strides."""
     size, block = slopes.numel(), 4096
     plan = planned(
-        (slopes.dtype, slopes.device, size),
+        ("rescale", slopes.dtype, slopes.device, size),
         lambda: Plan(_kernels.scale_kernel, (-(-size // block), 1), (size, block), 8),
     )
     plan.launch(upstream, slopes)
@@ -155,7 +161,7 @@ def backward(
     """The gradient by the logits, in their dtype, computed from them."""
     slopes = torch.empty_like(logits)
     key = (
-        False, logits.shape, logits.stride(), states.stride(), slopes.stride(), logits.dtype,
+        "backward", logits.shape, logits.stride(), states.stride(), slopes.stride(), logits.dtype,
         logits.device, table is None, recipe, scale,
     )  # fmt: skip
 
@@ -236,8 +242,9 @@ def _operator(
     top_k: int,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    total, thresholds = forward(logits, states, table, _recipe(numbers, top_k), scale)
-    return total, thresholds
+    # A compiled graph has its own memory: what is made in it must not be kept for others.
+    ticket = torch.zeros((), dtype=torch.int32, device=logits.device)
+    return forward(logits, states, table, _recipe(numbers, top_k), scale, ticket=ticket)
 
 
 @torch.library.custom_op("partlabel::fused_loss_slopes", mutates_args=())

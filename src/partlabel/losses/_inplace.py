@@ -17,6 +17,7 @@ from torch.nn.functional import softplus
 from partlabel.losses.base import power
 from partlabel.losses.recipe import Recipe
 
+Eager = Callable[[Tensor, Tensor], Tensor]
 _FINITE = 80.0  # exp(x) is a float32 up to here and a little further
 _EXACT = 40.0
 _BLOCK = 2**20  # labels: arrays of 4 MiB, of which some ten are used in turn
@@ -29,7 +30,7 @@ def fused(
     recipe: Recipe,
     table: Tensor | None,
     scale: float,
-    eager: Callable[[Tensor, Tensor], Tensor] | None = None,
+    eager: Eager | None = None,
 ) -> Tensor:
     """As `_fused.fused`; ``eager`` takes over where many labels are known."""
     if eager is not None and int(states.count_nonzero()) > _FEW * states.numel():
@@ -48,25 +49,30 @@ class _Function(torch.autograd.Function):
         recipe: Recipe,
         table: Tensor | None,
         scale: float,
-        eager: Callable[[Tensor, Tensor], Tensor] | None,
+        eager: Eager | None,
     ) -> Tensor:
-        total, slopes = _in_blocks(logits, states, recipe, table)
-        ctx.save_for_backward(logits, states, slopes)
-        ctx.scale, ctx.eager = scale, eager
+        total, ctx.slopes = _in_blocks(logits, states, recipe, table)
+        ctx.save_for_backward(logits, states)  # for a second derivative alone
+        ctx.scale, ctx.eager, ctx.dtype = scale, eager, logits.dtype
         return total * scale
 
     @staticmethod
     def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
         (upstream,) = upstreams
-        logits, states, slopes = ctx.saved_tensors
         if torch.is_grad_enabled():  # the gradient is to be derived too
-            if ctx.eager is None:
-                raise RuntimeError("a second derivative needs the loss made of operations")
-            value = ctx.eager(logits, states)
-            slopes = torch.autograd.grad(value, logits, upstream, create_graph=True)[0]
+            logits, states = ctx.saved_tensors
+            slopes = derivable(ctx.eager, logits, states, upstream)
         else:
-            slopes = (slopes * (upstream * ctx.scale)).to(logits.dtype)
+            slopes = (ctx.slopes * (upstream * ctx.scale)).to(ctx.dtype)
         return slopes, None, None, None, None, None
+
+
+def derivable(eager: Eager | None, logits: Tensor, states: Tensor, upstream: Tensor) -> Tensor:
+    """The gradient by the logits, made of operations, so that it has a derivative itself."""
+    if eager is None:
+        raise RuntimeError("a second derivative needs the loss made of operations")
+    value = eager(logits, states)
+    return torch.autograd.grad(value, logits, upstream, create_graph=True)[0]
 
 
 def _in_blocks(
@@ -78,8 +84,8 @@ def _in_blocks(
     rows = -(-images // blocks)
     if rows == images:
         return value_and_slopes(logits, states, recipe, table)
-    slopes = torch.empty(logits.shape)
-    total = torch.zeros(())
+    slopes = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
+    total = slopes.new_zeros(())
     for first in range(0, images, rows):
         some = slice(first, first + rows)
         part, slopes[some] = value_and_slopes(logits[some], states[some], recipe, table)
@@ -169,7 +175,7 @@ def _put_known(x: Tensor, states: Tensor, known: Tensor, slopes: Tensor, recipe:
         (1, recipe.gamma_pos, recipe.alpha_pos, 0.0),
         (-1, recipe.gamma_neg, recipe.alpha_neg, recipe.clip),
     ):
-        those = marks == sign
+        those = marks > 0 if sign > 0 else marks < 0
         margins = values[those] * -sign
         if margins.numel():
             cost, slope = _wrong_answers(margins, gamma, clip, recipe.detach_focus)
@@ -204,6 +210,7 @@ def _places(states: Tensor) -> Tensor:
         return flat.nonzero().view(-1)
     # Eight at a time: few of them have any.
     words = flat[:whole].view(torch.int64).nonzero()
-    near = (words * 8 + torch.arange(8)).view(-1)
-    near = torch.cat([near, torch.arange(whole, flat.numel())])
+    count = torch.arange(max(8, flat.numel() - whole), device=flat.device)
+    near = (words * 8 + count[:8]).view(-1)
+    near = torch.cat([near, whole + count[: flat.numel() - whole]])
     return near[flat[near] != 0]

@@ -1,6 +1,6 @@
 """Triton kernels of the fused losses; only `_fused` imports this, since Triton may not be there.
 
-Forward: a program has one row of logits, or several short ones. It finds for each row the
+Forward: a program has one row of logits. It finds the
 threshold above which unknown labels are ignored, then adds up what the labels cost and writes the
 gradient, for which almost everything is at hand; the last program to end adds up the sums of all.
 Backward multiplies it, where the gradient from above is not 1.
@@ -163,15 +163,15 @@ def forward_kernel(logits, states, table, thresholds, slopes, sums, ticket, resu
         # With a search the row was read just now and still is in a cache.
         columns = at + tl.arange(0, WIDTH)[None, :]
         inside = rows_inside & (columns < classes)
-        x = tl.load(logits + columns * step_logits, mask=inside, other=float("-inf"))
-        s = tl.load(states + columns * step_states, mask=inside, other=0)
+        x = tl.load(logits + columns.to(tl.int64) * step_logits, mask=inside, other=float("-inf"))
+        s = tl.load(states + columns.to(tl.int64) * step_states, mask=inside, other=0)
         weight = _class_weight(table, columns, classes, alpha_unknown, TABLE)
         cost, slope = _labels(x.to(tl.float32), s, limit, weight, numbers, KINDS, CLIP, DETACH, TOP,
                               True, SLOPE)  # fmt: skip
         total += cost
         if SLOPE:
             slope = slope.to(slopes.dtype.element_ty)
-            tl.store(slopes + columns * step_slopes, slope, mask=inside)
+            tl.store(slopes + columns.to(tl.int64) * step_slopes, slope, mask=inside)
     added = tl.sum(tl.sum(total, 1), 0)
     if ALONE:
         tl.store(result, added)
@@ -217,9 +217,13 @@ def backward_kernel(upstream, logits, states, table, thresholds, slopes, images,
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = (tl.program_id(1) * WIDTH + tl.arange(0, WIDTH))[None, :]
     inside = (rows < images)[:, None] & (columns < classes)
-    at = (rows * row_logits)[:, None] + columns * step_logits
+    at = (rows * row_logits)[:, None] + columns.to(tl.int64) * step_logits
     x = tl.load(logits + at, mask=inside, other=0.0).to(tl.float32)
-    s = tl.load(states + (rows * row_states)[:, None] + columns * step_states, mask=inside, other=0)
+    s = tl.load(
+        states + (rows * row_states)[:, None] + columns.to(tl.int64) * step_states,
+        mask=inside,
+        other=0,
+    )
     limit = tl.full([ROWS], 0.0, tl.float32)
     if TOP:
         limit = tl.load(thresholds + rows, mask=rows < images, other=0.0)
@@ -228,5 +232,5 @@ def backward_kernel(upstream, logits, states, table, thresholds, slopes, images,
     _, slope = _labels(x, s, limit[:, None], weight, numbers, KINDS, CLIP, DETACH, TOP, False,
                        True)  # fmt: skip
     slope *= tl.load(upstream).to(tl.float32)
-    at = (rows * row_slopes)[:, None] + columns * step_slopes
+    at = (rows * row_slopes)[:, None] + columns.to(tl.int64) * step_slopes
     tl.store(slopes + at, slope.to(slopes.dtype.element_ty), mask=inside)

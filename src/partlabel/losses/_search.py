@@ -24,8 +24,10 @@ def _value(code, SHIFT: tl.constexpr):
 @triton.jit
 def unknown_logits(logits, states, columns, inside, step_logits, step_states):
     """Logits of unknown labels, -inf for all others."""
-    x = tl.load(logits + columns * step_logits, mask=inside, other=float("-inf")).to(tl.float32)
-    s = tl.load(states + columns * step_states, mask=inside, other=0)
+    x = tl.load(logits + columns.to(tl.int64) * step_logits, mask=inside, other=float("-inf")).to(
+        tl.float32
+    )
+    s = tl.load(states + columns.to(tl.int64) * step_states, mask=inside, other=0)
     return settled(tl.where(s == 0, x, float("-inf")))
 
 

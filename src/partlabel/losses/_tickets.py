@@ -22,7 +22,8 @@ def ticket(device: torch.device) -> Tensor:
     """An int32 counter at 0 for one call on the current stream."""
     if device.type != "cuda":  # Triton's interpreter
         return torch.zeros((), dtype=torch.int32)
-    capturing = torch.cuda.is_current_stream_capturing()
+    with torch.cuda.device(device):
+        capturing = torch.cuda.is_current_stream_capturing()
     key = (device, torch._C._cuda_getCurrentRawStream(device.index))
     if not capturing and key in _of_stream:
         return _of_stream[key]

@@ -41,6 +41,8 @@ class Selective(PartialAsymmetric):
 
     prior: Tensor | None
     frequent: Tensor | None
+    rare: Tensor | None
+    """1 where a class is not frequent: what a fused loss multiplies with."""
 
     def __init__(
         self,
@@ -64,9 +66,9 @@ class Selective(PartialAsymmetric):
         self.batchwise = scope == "batch"
         if prior_mode == "soft" and prior is None:
             raise ValueError('prior must be given for prior_mode="soft", got None')
-        self._table: tuple[Tensor, int, Tensor] | None = None  # made from, its version, the table
         self.register_buffer("prior", None)
         self.register_buffer("frequent", None)
+        self.register_buffer("rare", None, persistent=False)
         if prior is not None:
             self.set_prior(prior)
 
@@ -76,6 +78,7 @@ class Selective(PartialAsymmetric):
         self.prior = checked
         # Decided once, in float32, whatever the dtype of logits or of a module that is cast.
         self.frequent = checked.float() > self.prior_threshold
+        self.rare = _ones_where_not(self.frequent)
 
     def recipe(self) -> Recipe:
         return super().recipe()._replace(top_k=self.top_k)
@@ -85,18 +88,13 @@ class Selective(PartialAsymmetric):
         if self.prior is None or self.frequent is None:
             return None
         self._check_prior(classes)
-        source = self.prior if self.prior_mode == "soft" else self.frequent
-        if torch.compiler.is_compiling():
-            return self._weights_from(source)
-        made = self._table
-        if made is None or made[0] is not source or made[1] != source._version:
-            self._table = made = (source, source._version, self._weights_from(source))
-        return made[2]
-
-    def _weights_from(self, source: Tensor) -> Tensor:
         if self.prior_mode == "soft":
-            return torch.exp(-self.prior_alpha * source.float())
-        return (~source).float()
+            return torch.exp(-self.prior_alpha * self.prior.float())
+        return self.rare
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self.rare = None if self.frequent is None else _ones_where_not(self.frequent)
 
     def unknown_weight(
         self, weight: Tensor | None, logits: Tensor, unknown: Tensor
@@ -138,3 +136,7 @@ class Selective(PartialAsymmetric):
         if self.prior is not None and self.prior.shape[0] != classes:
             got = f"{self.prior.shape[0]} values for {classes} classes"
             raise ValueError(f"prior must have one value per class, got {got}")
+
+
+def _ones_where_not(frequent: Tensor) -> Tensor:
+    return (~frequent).to(torch.float32)
