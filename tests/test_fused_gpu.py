@@ -197,9 +197,14 @@ def test_streams_do_not_disturb_each_other() -> None:
         captured = [fused("cuda", loss, *inputs[0]) for _ in range(3)]
     found: list[list[Tensor]] = [[] for _ in inputs]
     for _ in range(30):
+        # All wait for one event, so that their kernels start together and not as fast as Python.
+        torch.cuda._sleep(20_000_000)
+        gate = torch.cuda.Event()
+        gate.record()
         for each, stream, values in zip(inputs, streams, found, strict=True):
+            stream.wait_event(gate)
             with torch.cuda.stream(stream):
-                values.append(fused("cuda", loss, *each))
+                values.extend(fused("cuda", loss, *each) for _ in range(3))
         graph.replay()
     torch.cuda.synchronize()
     for values, right in zip([*found, captured], [*wanted, wanted[0]], strict=True):
