@@ -36,7 +36,11 @@ from tests.conftest import store_from
 from tests.runs import CLASSES, make_data, settings
 
 ROOT = Path(__file__).parent.parent
-READY = [ROOT / "runs" / "demo.toml", *sorted((ROOT / "runs" / "compare").glob("*.toml"))]
+READY = [
+    ROOT / "runs" / "demo.toml",
+    *sorted((ROOT / "runs" / "compare").glob("*.toml")),
+    *sorted((ROOT / "runs" / "coco-mini").glob("*.toml")),
+]
 
 
 class Heard(Silent):
