@@ -1,8 +1,8 @@
 """Forward + backward of every loss, beside the paper code's algorithm and timm's ASL, in one run.
 
 python benchmarks/losses.py [--device cpu|cuda] [--shapes 64x80,128x9600] [--losses selective,ce]
-                            [--dtypes float32,bfloat16] [--no-compile] [--check] [--step]
-                            [--out benchmarks/results.csv]
+                            [--dtypes float32,bfloat16] [--no-compile] [--check]
+                            [--step [--compile-model]] [--out benchmarks/results.csv]
 
 Prints milliseconds (median, with p20 and p80), peak memory beyond the inputs, and how many times
 as fast as the reference algorithm (flatten, argsort, first K x B; written here from its
@@ -16,8 +16,14 @@ logits. "empty function" launches no kernel: what PyTorch needs itself. MB are w
 move at the least: logits and states read, the gradient written, B x C x (2 s + 1) bytes with s
 bytes a logit (2 s for a copy). The share is of what a copy of 1 GiB moves in the same time.
 
---check compares the fused losses with the eager ones before they are timed. --step measures the
-losses within a training step instead: TResNet-M at 224 pixels, 256 x 9,600, bf16 (a toy on a CPU).
+--check compares the fused losses with the eager ones before they are timed.
+
+--step measures the losses within a training step instead: TResNet-M at 224 pixels, 256 x 9,600,
+bf16, AdamW (a toy on a CPU), in two ways that steps.py explains. "graph" is the difference of two
+CUDA graphs of the whole step, with the loss and with a given gradient; "events" is the time between
+events around the loss, whose kernels were in the queue. Rows of "no loss" say what each way makes
+of nothing. The model is not compiled, and its step takes longer than that of a compiled one:
+--compile-model measures within such a one too, which takes a minute more.
 """
 
 from __future__ import annotations
@@ -27,8 +33,10 @@ import csv
 import platform
 import time
 from collections.abc import Callable, Iterator
-from itertools import cycle
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -45,20 +53,8 @@ from contenders import (
     nothing,
     scaled,
 )
-from timing import (
-    Batch,
-    Device,
-    Step,
-    TooSlowError,
-    batches,
-    batches_for,
-    between,
-    cpu_times,
-    forget,
-    mark,
-    peak_mib,
-)
-from torch import Tensor
+from steps import BARE, SAMPLES, Training, replayed
+from timing import Batch, Device, Step, TooSlowError, batches_for, cpu_times, forget, peak_mib
 
 from partlabel.losses import LOSSES
 
@@ -69,6 +65,7 @@ SHAPES = {
 FIELDS = ("loss", "mode", "shape", "dtype", "ms", "p20", "p80", "peak_mib", "times_reference",
           "device", "torch", "date", "bytes", "share_of_copy", "step_ms")  # fmt: skip
 Way = Callable[[Step], list[float]]
+T = TypeVar("T")
 
 
 def ways(key: Key, sets: list[Batch], device: Device | None) -> Iterator[tuple[str, Way]]:
@@ -87,7 +84,7 @@ def ways(key: Key, sets: list[Batch], device: Device | None) -> Iterator[tuple[s
 class Table:
     """What is printed, and written to the csv."""
 
-    def __init__(self, device: str, out: Path | None) -> None:
+    def __init__(self, device: str, out: Path | None, *, wide: bool = False) -> None:
         name = torch.cuda.get_device_name() if device == "cuda" else platform.machine()
         self.about = {
             "device": f"{name}, {torch.get_num_threads()} threads",
@@ -97,11 +94,13 @@ class Table:
         self.out = out
         self.failures = 0
         self.digits = 4 if device == "cuda" else 3
+        self.width = 26 if wide else 12
+        """Of the modes."""
         print(f"{self.about['device']}, torch {self.about['torch']}")
 
     def head(self) -> None:
         titles = ("ms", "p20", "p80", "MiB", "x ref", "MB", "share")
-        print(f"{'shape':>10} {'dtype':8} {'loss':20} {'mode':12}" + _columns(titles))
+        print(f"{'shape':>10} {'dtype':8} {'loss':20} {'mode':{self.width}}" + _columns(titles))
 
     def row(self, key: Key, batch: Batch, times: list[float], **more: float) -> None:
         """A line; ``more`` is what else is known: peak_mib, times_reference, bytes, and so on."""
@@ -123,23 +122,28 @@ class Table:
                 writer.writerow(named | texts | self.about)
         moved = f"{more['bytes'] / 1e6:.2f}" if "bytes" in more else ""
         first = (texts[name] for name in ("ms", "p20", "p80", "peak_mib", "times_reference"))
-        line = f"{shape:>10} {dtype:8} {key[0]:20} {key[1]:12}"
+        line = f"{shape:>10} {dtype:8} {key[0]:20} {key[1]:{self.width}}"
         print(line + _columns((*first, moved, texts["share_of_copy"])), flush=True)
+
+    def end(self) -> None:
+        if self.failures:
+            raise SystemExit(f"{self.failures} measurements failed, see above")
 
 
 def _columns(texts: tuple[str, ...]) -> str:
     return "".join(f"{text:>9}" for text in texts).rstrip()
 
 
-def tried(way: Way, step: Step, name: str, table: Table) -> list[float] | None:
-    """The times of a step, or none, and why not is said."""
+def tried(run: Callable[[], T], name: str, table: Table) -> T | None:
+    """What is measured, or none, and why not is said."""
     try:
-        return way(step)
+        return run()
     except (TooSlowError, torch.OutOfMemoryError) as error:
         why = type(error).__name__
     except RuntimeError as error:
         table.failures += 1
-        why = str(error).splitlines()[0]
+        # Where a graph cannot be captured, the reason is the error before that of the capture.
+        why = (str(error.__context__ or error) or type(error).__name__).splitlines()[0]
     print(f"{'':10} {name} is left out: {why}", flush=True)
     return None
 
@@ -152,7 +156,7 @@ def compare(steps: dict[Key, Step], sets: list[Batch], device: Device | None, ta
         torch.compiler.reset()  # losses share their forward: it would count as recompiling
         for label, way in ways(key, sets, device):
             forget(sets)
-            times = tried(way, step, f"{key[0]} {key[1]}{label}", table)
+            times = tried(partial(way, step), f"{key[0]} {key[1]}{label}", table)
             if times is None and not label:
                 break  # too slow or too large for the other clocks too
             if times is None:
@@ -172,39 +176,58 @@ def compare(steps: dict[Key, Step], sets: list[Batch], device: Device | None, ta
     forget(sets)
 
 
-def within_step(device: str, table: Table) -> None:
-    """The losses within a training step, in turn, on the logits of that step."""
-    from training import bare
+def within_step(device: str, table: Table, *, compiled: bool) -> None:
+    """The losses within a training step: by events, and on a GPU by graphs."""
+    what = "compiled step" if compiled else "step"
+    own = torch.cuda.stream(torch.cuda.Stream()) if device == "cuda" else nullcontext()
+    with own:
+        training = tried(partial(Training, device, compiled=compiled), what, table)
+        if training is None:
+            return
+        by_events(training, what, table)
+        if training.cuda:
+            by_graphs(training, what, table)
 
-    cuda = device == "cuda"
-    size, images, classes = (224, 256, 9_600) if cuda else (64, 16, 50)
-    [batch] = batches(f"{images}x{classes}", torch.bfloat16, device, 1)
-    found = contenders(["selective"], batch[0], compiled=False)
-    spans: list[tuple[Key, float | torch.cuda.Event, float | torch.cuda.Event]] = []
-    order = cycle(found)
 
-    def finish(out: Tensor) -> None:
-        key, leaf = next(order), out.detach().requires_grad_()
-        start = mark(cuda=cuda)
-        found[key](leaf, batch[1]).backward()
-        spans.append((key, start, mark(cuda=cuda)))
-        out.backward(leaf.grad)
+def by_events(training: Training, what: str, table: Table) -> None:
+    way = f"{what} events" if training.cuda else what
+    for key, call in ((BARE, None), *training.calls.items()):
+        samples = tried(partial(training.by_events, call), f"{key[0]} {key[1]} {way}", table)
+        if samples is None:
+            continue
+        times, steps = [each.loss for each in samples], [each.step for each in samples]
+        table.row((key[0], f"{key[1]} {way}"), training.batch, times, step_ms=np.median(steps))
+        of = f"in {len(samples)} of {SAMPLES} steps the host was ahead" if training.cuda else ""
+        say_share(times, steps, of)
 
-    seconds = bare(
-        "tresnet_m" if cuda else "test_resnet",
-        size=size,
-        batch=images,
-        classes=classes,
-        device=device,
-        steps=20 * len(found),
-        finish=finish,
-    )
-    measured = list(zip(spans[-len(seconds) :], seconds, strict=True))
-    for key in found:
-        times = [between(*span) for (which, *span), _ in measured if which == key]
-        step = 1e3 * float(np.median([whole for (which, *_), whole in measured if which == key]))
-        table.row((key[0], f"{key[1]} step"), batch, times, step_ms=step)
-        print(f"{'':10} {np.median(times) / step:.2%} of a step of {step:.2f} ms", flush=True)
+
+def by_graphs(training: Training, what: str, table: Table) -> None:
+    graphs = {}
+    for key, finish in training.finishes().items():
+        name = f"{key[0]} {key[1]} {what} graph"
+        graph = tried(partial(training.captured, finish), name, table)
+        if graph is not None:
+            graphs[key] = graph
+    if BARE not in graphs:
+        return
+    found = tried(partial(replayed, graphs), f"{what} graphs", table)
+    if found is None:
+        return
+    bare = found.pop(BARE)
+    for key, steps in found.items():
+        times = [whole - without for whole, without in zip(steps, bare, strict=True)]
+        key = (key[0], f"{key[1]} {what} graph")
+        table.row(key, training.batch, times, step_ms=np.median(steps))
+        say_share(times, steps, f"{np.median(bare):.2f} ms without the loss")
+
+
+def say_share(times: list[float], steps: list[float], more: str) -> None:
+    """Of a step, in percent: what a loss takes, and p20 and p80 of that."""
+    low, high = np.percentile(np.divide(times, steps), [20, 80])
+    middle, step = np.median(times) / np.median(steps), np.median(steps)
+    more = f"; {more}" if more else ""
+    share = f"{middle:.2%} ({low:.2%}, {high:.2%})"
+    print(f"{'':10} {share} of a step of {step:.2f} ms{more}", flush=True)
 
 
 def main() -> None:
@@ -218,15 +241,18 @@ def main() -> None:
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--step", action="store_true")
+    parser.add_argument("--compile-model", action="store_true", help="with --step")
     parser.add_argument("--seconds", type=float, default=0.25, help="on a GPU, per contender")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results.csv"))
     options = parser.parse_args()
     cuda = options.device == "cuda"
     toy = options.step and not cuda  # says nothing about real steps
-    table = Table(options.device, None if toy else options.out)
+    table = Table(options.device, None if toy else options.out, wide=options.step)
     table.head()
     if options.step:
-        within_step(options.device, table)
+        for compiled in (False, True) if options.compile_model else (False,):
+            within_step(options.device, table, compiled=compiled)
+        table.end()
         return
     names = (options.losses or ("selective" if cuda else ",".join(LOSSES))).split(",")
     device = Device(options.seconds) if cuda else None
@@ -249,8 +275,7 @@ def main() -> None:
             del sets
             if cuda:
                 torch.cuda.empty_cache()
-    if table.failures:
-        raise SystemExit(f"{table.failures} measurements failed, see above")
+    table.end()
 
 
 if __name__ == "__main__":

@@ -68,6 +68,11 @@ def between(start: torch.cuda.Event | float, stop: torch.cuda.Event | float) -> 
     return start.elapsed_time(stop)
 
 
+def stall(seconds: float) -> None:
+    """Keep the device busy with nothing for about so long, so that the host gets ahead of it."""
+    torch.cuda._sleep(int(_CYCLES * seconds))
+
+
 def cpu_times(step: Step, batch: Batch) -> list[float]:
     """Milliseconds of steps on the CPU."""
 
@@ -145,12 +150,12 @@ class Device:
             torch.cuda.synchronize()
             if i and time.perf_counter() - began > SLOW:  # the first may compile
                 raise TooSlowError
-        wait = int(_CYCLES * min(1.5 * enqueued + 2e-5, _LONGEST_WAIT))
+        wait = min(1.5 * enqueued + 2e-5, _LONGEST_WAIT)
         found: list[float] = []
         began = time.perf_counter()
         while len(found) < 10 or (len(found) < 300 and time.perf_counter() - began < self.seconds):
             self.other.sum()
-            torch.cuda._sleep(wait)
+            stall(wait)
             start = mark(cuda=True)
             run(len(found))
             stop = mark(cuda=True)

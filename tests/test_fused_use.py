@@ -173,6 +173,7 @@ def test_first_used_in_a_compiled_step_with_graphs() -> None:
     for seed in range(5):
         states = batch(seed=seed)[1].cuda()
         features = torch.randn(IMAGES, 16, device="cuda")
+        linear.zero_grad(set_to_none=True)  # they lie in memory that the next step writes over
         torch.compiler.cudagraph_mark_step_begin()
         value = step(features, states)
         value.backward()

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from partlabel.training.checkpoint import load_optimiser, optimiser_tensors
-from partlabel.training.optim import MovingAverage, make_optimiser, pace, set_pace
+from partlabel.training.optim import MovingAverage, Update, make_optimiser, pace, set_pace
 
 
 class Net(nn.Module):
@@ -95,6 +95,37 @@ def test_adam_decays_in_the_gradient_and_adamw_beside_it() -> None:
 
     assert after("adamw") == pytest.approx(2.0 * (1 - 0.1 * 0.5))
     assert after("adam") == pytest.approx(2.0 - 0.1)  # the decay is the whole gradient there
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adam])
+def test_steps_by_lists_are_torchs(kind: type[torch.optim.Adam]) -> None:
+    """To the bit, with a schedule and where a gradient is missing."""
+    nets = [Net(), Net()]
+    updates = []
+    for by_lists, net in enumerate(nets):
+        groups = [
+            {"params": list(net.body.parameters()), "weight_decay": 0.1, "max_lr": 0.1},
+            {"params": list(net.head.parameters()), "weight_decay": 0.0, "max_lr": 0.3},
+        ]
+        scaler = torch.amp.GradScaler("cpu", enabled=False)
+        updates.append(Update(kind(groups, fused=True), scaler, by_lists=bool(by_lists)))
+    for step in range(9):
+        torch.manual_seed(step)
+        gradients = [torch.randn_like(parameter) for parameter in nets[0].parameters()]
+        for net, update in zip(nets, updates, strict=True):
+            for parameter, gradient in zip(net.parameters(), gradients, strict=True):
+                parameter.grad = gradient.clone()
+            if step in (0, 4):
+                net.head.bias.grad = None
+            now = pace(step, 9, schedule="one_cycle", warmup=0.2, cycle_momentum=True)
+            set_pace(update.optimiser, now)
+            update()
+        for mine, theirs in zip(*(net.parameters() for net in nets), strict=True):
+            assert torch.equal(mine, theirs)
+    saved = [optimiser_tensors(update.optimiser) for update in updates]
+    assert saved[0].keys() == saved[1].keys()
+    assert all(torch.equal(value, saved[1][key]) for key, value in saved[0].items())
+    assert float(saved[0]["0.step"]) == 9
 
 
 @pytest.mark.parametrize("warmup", [True, False])

@@ -155,6 +155,9 @@ class TrainSettings:
     """Pieces in which a batch goes through the model, where memory is short."""
     channels_last: bool = True
     compile: bool = False
+    capture: Annotated[bool, ASIDE] = False
+    """Replay the model's passes as CUDA graphs, without compiling; for small models on one GPU,
+    where launching kernels takes longer than the kernels."""
     sync_bn: bool = False
     """Batch statistics over all processes; needs CUDA."""
     early_stop: Count | None = None

@@ -54,7 +54,7 @@ class Fusable(PartialLoss):
         self.check(logits, states)
         reason = self.why_eager(logits)
         if reason:
-            if self.backend == "fused":
+            if self.backend == "fused" or (logits.is_cuda and reason == _why_no_triton(logits)):
                 self._warn(reason)
             return self._eager(logits, states)
         if logits.is_cuda and not torch.compiler.is_compiling():

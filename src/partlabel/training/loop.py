@@ -18,10 +18,11 @@ from partlabel.config import Config
 from partlabel.draw import mix, seed_key
 from partlabel.losses.base import PartialLoss
 from partlabel.model import Classifier
+from partlabel.training.capture import Captured, obstacle
 from partlabel.training.dataset import OnDevice
 from partlabel.training.guards import LossGuard, SkipGuard
 from partlabel.training.online import OnlinePrior
-from partlabel.training.optim import MovingAverage, make_optimiser, pace, set_pace
+from partlabel.training.optim import MovingAverage, Update, make_optimiser, pace, set_pace
 from partlabel.training.order import Order
 from partlabel.training.processes import Processes
 from partlabel.training.rundata import Part
@@ -114,6 +115,8 @@ class Trainer:
         self._context = precision_context(processes.device, precision)
         self.scaler = torch.amp.GradScaler(processes.device.type, enabled=precision == "fp16")
         self.forward = self._wrapped()
+        by_lists = self._captured is not None
+        self._update = Update(self.optimiser, self.scaler, by_lists=by_lists)
         self._loss_takes = inspect.signature(self.loss.forward).parameters
         self.losses = LossGuard(folder, self.part)
         self.skips = SkipGuard(folder, self.part, most=config.images.max_skipped)
@@ -134,6 +137,10 @@ class Trainer:
         # As CUDA graphs where that is possible: launching kernel after kernel takes longer than
         # the GPU takes for them, all the more while workers keep the cores busy.
         self._graphs = self.config.train.compile and on_gpu and alone
+        self._captured: Captured | None = None
+        if self.config.train.capture and not obstacle(self.processes):
+            parts = self.config.train.accumulate
+            forward = self._captured = Captured(forward, parts=parts)
         if self.config.train.compile:
             mode = "reduce-overhead" if self._graphs else "default"
             forward = torch.compile(forward, mode=mode)  # type: ignore[assignment]
@@ -169,8 +176,12 @@ class Trainer:
         # Dropout and the like: keyed by step, so that there is no state to keep.
         key = mix(np.array([step * 65536 + self.processes.rank], np.uint64))
         key += seed_key(self.config.train.seed, "step")
-        torch.manual_seed(int(key[0] >> np.uint64(1)))
-        self.optimiser.zero_grad(set_to_none=True)
+        self.processes.seed(int(key[0] >> np.uint64(1)))
+        if self._captured is None:
+            self.optimiser.zero_grad(set_to_none=True)
+        else:
+            self._captured.begin()
+            self.loss.zero_grad(set_to_none=True)
         parts, images = self.config.train.accumulate, 0
         # DDP takes the mean over processes; "sum" means the sum over all images.
         scale = self.processes.world if self.loss.reduction == "sum" else 1 / parts
@@ -189,8 +200,7 @@ class Trainer:
         if self.config.optim.clip_grad is not None:
             self.scaler.unscale_(self.optimiser)
             nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optim.clip_grad)
-        self.scaler.step(self.optimiser)
-        self.scaler.update()
+        self._update()
         self.average.update(step)
         return images
 

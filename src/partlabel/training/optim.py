@@ -103,6 +103,72 @@ def set_pace(optimiser: torch.optim.Optimizer, now: Pace) -> None:
             group["betas"] = (now.momentum, group["betas"][1])
 
 
+class Update:
+    """Steps of an optimiser.
+
+    Args:
+        optimiser: From :func:`make_optimiser`. Its state may be loaded until the first step.
+        scaler: Of the loss; disabled where it is not needed.
+        by_lists: Gather the tensors for a fused step once. The optimiser does that at each step,
+            one by one: for 150 parameters it takes the host half a millisecond. The numbers are
+            the same.
+    """
+
+    def __init__(
+        self, optimiser: torch.optim.Optimizer, scaler: torch.amp.GradScaler, *, by_lists: bool
+    ) -> None:
+        self.optimiser, self.scaler = optimiser, scaler
+        fused = all(group["fused"] for group in optimiser.param_groups)
+        self._by_lists = by_lists and fused and not scaler.is_enabled()
+        self._state: list[tuple[list[Tensor], ...]] = []
+        """For each group both moments and the numbers of steps."""
+
+    def __call__(self) -> None:
+        """Update the parameters by their gradients."""
+        if self._state:
+            groups = [group["params"] for group in self.optimiser.param_groups]
+            grads = [[p.grad for p in group if p.grad is not None] for group in groups]
+            if all(len(a) == len(b) for a, b in zip(groups, grads, strict=True)):
+                self._fused(grads)
+                return
+        self.scaler.step(self.optimiser)
+        self.scaler.update()
+        if self._by_lists and not self._state:
+            self._state = self._gathered()
+
+    def _gathered(self) -> list[tuple[list[Tensor], ...]]:
+        """The state of all parameters; nothing where one had no gradient yet."""
+        state, groups = self.optimiser.state, self.optimiser.param_groups
+        if not all(state.get(p) for group in groups for p in group["params"]):
+            return []
+        names = ("exp_avg", "exp_avg_sq", "step")
+        return [tuple([state[p][name] for p in g["params"]] for name in names) for g in groups]
+
+    @torch.no_grad()
+    def _fused(self, grads: list[list[Tensor]]) -> None:
+        """The end of torch's own step, where its lists are made."""
+        decays_beside = isinstance(self.optimiser, torch.optim.AdamW)
+        update = torch._fused_adamw_ if decays_beside else torch._fused_adam_
+        groups = self.optimiser.param_groups
+        for group, found, (first, second, steps) in zip(groups, grads, self._state, strict=True):
+            torch._foreach_add_(steps, 1)
+            update(
+                group["params"],
+                found,
+                first,
+                second,
+                [],
+                steps,
+                lr=group["lr"],
+                beta1=group["betas"][0],
+                beta2=group["betas"][1],
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+                amsgrad=False,
+                maximize=False,
+            )
+
+
 class MovingAverage(Generic[M]):
     """An exponential moving average of a model's weights and buffers.
 
@@ -116,22 +182,19 @@ class MovingAverage(Generic[M]):
         self.model: M = copy.deepcopy(model).eval().requires_grad_(False)
         self.decay, self.warmup = decay, warmup
         pairs = list(zip(_tensors(self.model), _tensors(model), strict=True))
-        self._averaged = [pair for pair in pairs if pair[0].is_floating_point()]
-        self._copied = [pair for pair in pairs if not pair[0].is_floating_point()]
+        floats = [pair for pair in pairs if pair[0].is_floating_point()]
+        others = [pair for pair in pairs if not pair[0].is_floating_point()]
+        # Lists of mine and theirs, made once: there are hundreds of tensors.
+        self._averaged = [mine for mine, _ in floats], [theirs for _, theirs in floats]
+        self._copied = [mine for mine, _ in others], [theirs for _, theirs in others]
 
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Take in the weights after a step."""
         decay = min(self.decay, (1 + step) / (10 + step)) if self.warmup else self.decay
-        torch._foreach_lerp_(
-            [mine for mine, _ in self._averaged],
-            [theirs for _, theirs in self._averaged],
-            1 - decay,
-        )
-        if self._copied:
-            torch._foreach_copy_(
-                [mine for mine, _ in self._copied], [theirs for _, theirs in self._copied]
-            )
+        torch._foreach_lerp_(*self._averaged, 1 - decay)
+        if self._copied[0]:
+            torch._foreach_copy_(*self._copied)
 
     @property
     def tensors(self) -> list[Tensor]:

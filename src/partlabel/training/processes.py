@@ -62,6 +62,15 @@ class Processes:
             for tensor in tensors:
                 dist.broadcast(tensor, src=0)
 
+    def seed(self, number: int) -> None:
+        """Seed all that draws here; torch.manual_seed also looks for devices that are not there."""
+        if self.device.type not in ("cpu", "cuda"):
+            torch.manual_seed(number)
+            return
+        torch.default_generator.manual_seed(number)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed_all(number)
+
     def wait(self) -> None:
         """Wait for all."""
         if self.world > 1:

@@ -14,6 +14,7 @@ from partlabel.estimate import estimate_prior, sample_rows
 from partlabel.losses.base import PartialLoss
 from partlabel.model import build_model, synchronise_batch_norm
 from partlabel.prior import Prior
+from partlabel.training.capture import obstacle
 from partlabel.training.dataset import Skipped
 from partlabel.training.loop import Material, Trainer
 from partlabel.training.online import OnlinePrior, give_prior
@@ -179,6 +180,8 @@ class Run:
             self.watcher.say("warning: [train] sync_bn has no effect on a CPU")
         elif config.train.sync_bn and self.processes.world > 1:
             model = synchronise_batch_norm(model)
+        if config.train.capture and (why := obstacle(self.processes)):
+            self.watcher.say(f"warning: [train] capture has no effect {why}")
         material = Material(
             self.train,
             self._supplies.of(config, self.train, training=True),
