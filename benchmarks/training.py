@@ -184,7 +184,7 @@ def data_alone(folder: Path, settings: dict[str, Any], *, steps: int) -> dict[st
     processes = Processes(device=torch.device("cuda", 0) if cuda else torch.device("cpu"))
     config = Config.from_dict(settings)
     run = Run(config, processes=processes, watcher=Clock(1, 1))
-    supply = run._supplies.of(config, run.train, training=True)
+    supply = run.supplies.of(config, run.train, training=True)
     order = Order(len(run.train.store), config.train.batch_size, 0)
     times = []
     for _ in supply.steps(order, 0, steps):

@@ -619,6 +619,29 @@ def pseudo_label(
     return entries
 
 
+@batch_loss("auto")
+def auto(
+    logits: Sequence[Row],
+    states: Sequence[States],
+    *,
+    gamma_neg: float = 1.0,
+    gamma_unknown: float = 0.5,
+    posterior: Sequence[Row] | None = None,
+) -> Result:
+    """`posterior`: how probably each label is present; none: what is unknown is absent."""
+    entries: list[list[Entry]] = []
+    for i, (z, y) in enumerate(zip(logits, states, strict=True)):
+        entries.append([])
+        for c, (logit, state) in enumerate(zip(z, y, strict=True)):
+            q = 0.0 if posterior is None else posterior[i][c]
+            if state:
+                q = 1.0 if state == 1 else 0.0
+            focus = sigmoid(logit) ** (gamma_neg if state else gamma_unknown)
+            entry = added(scaled(present(logit), q), scaled(absent(logit), (1 - q) * focus))
+            entries[-1].append(entry)
+    return collect(entries)
+
+
 # ---------------------------------------------------------------- settings to try
 
 # Exact in float32 and float16, so that how a loss stores them does not matter. Cut by `fitted`.
@@ -628,7 +651,12 @@ DISTANCES = [
     for i in range(12)
 ]
 MAX_IMAGES, MAX_CLASSES = 8, 12  # of a batch the cases can be fitted to
-CALL = {"epoch", "index"}  # keywords of the call, not of build_loss
+# Many are 0, some 1, the others between; exact in float16 too.
+POSTERIOR = [
+    [max((7 * i + 5 * c + 3 * i * c) % 25 - 8, 0) / 16 for c in range(MAX_CLASSES)]
+    for i in range(MAX_IMAGES)
+]
+CALL = {"epoch", "index", "posterior"}  # keywords of the call, not of build_loss
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("ce", {}),
@@ -751,6 +779,12 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("pseudo_label", {"epoch": 1}),
     ("pseudo_label", {"epoch": 2, "start": 2, "present_above": 0.6, "absent_below": 0.4}),
     ("pseudo_label", {"epoch": 1, "start": 2}),
+    ("auto", {}),
+    ("auto", {"posterior": POSTERIOR}),
+    ("auto", {"posterior": POSTERIOR, "gamma_neg": 0, "gamma_unknown": 0}),
+    ("auto", {"posterior": POSTERIOR, "gamma_neg": 0.5, "gamma_unknown": 2}),
+    ("auto", {"posterior": POSTERIOR, "gamma_neg": 2, "gamma_unknown": 0.5}),
+    ("auto", {"gamma_neg": 2, "gamma_unknown": 0}),
 ]
 
 
@@ -763,6 +797,8 @@ def fitted(params: dict[str, Any], images: int, classes: int) -> dict[str, Any]:
         done["distances"] = [row[:classes] for row in DISTANCES[:classes]]
     if "num_classes" in done:
         done["num_classes"] = classes
+    if "posterior" in done:
+        done["posterior"] = [row[:classes] for row in POSTERIOR[:images]]
     if "index" in done:
         done["index"] = [(3 * i + 1) % MAX_IMAGES for i in range(images)]
     return done

@@ -66,6 +66,9 @@ class Case:
         self.call = {k: v for k, v in self.params.items() if k in CALL}
         if "index" in self.call:
             self.call["index"] = torch.tensor(self.call["index"], dtype=torch.int64)
+        if "posterior" in self.call:
+            given = torch.tensor(self.call["posterior"], dtype=torch.float64)
+            self.call["posterior"] = given.reshape(images, classes)
 
     def __call__(self, logits: Tensor, states: Tensor) -> Tensor:
         return self.loss(logits, states, **self.call)
@@ -82,12 +85,22 @@ class Case:
         """The same loss, to be called with these images of the batch."""
         part = copy.copy(self)
         part.call = dict(self.call)
-        if "index" in part.call:
-            part.call["index"] = part.call["index"][chosen]
+        for key in {"index", "posterior"} & part.call.keys():
+            part.call[key] = part.call[key][chosen]
         return part
+
+    def reversed(self) -> Case:
+        """The same loss, to be called with the classes in reverse order."""
+        other = copy.copy(self)
+        other.call = dict(self.call)
+        if "posterior" in other.call:
+            other.call["posterior"] = other.call["posterior"].flip(1)
+        return other
 
     def expected(self, logits: Tensor, states: Tensor) -> Result:
         params = {k: v for k, v in self.params.items() if k != "index"}
+        if "posterior" in params:
+            params["posterior"] = self.call["posterior"].tolist()
         if self.name == "role":
             table = self.loss.get_parameter("estimates").detach().double()
             params["estimates"] = table[self.call["index"]].tolist()
@@ -224,14 +237,18 @@ def test_a_clip_is_not_rounded_in_double_precision() -> None:
         assert loss(logits, states).item() == pytest.approx(wanted, rel=1e-13)
 
 
+FOCUS = {
+    **dict.fromkeys(("partial_asymmetric", "asymmetric", "selective"), ("pos", "neg", "unknown")),
+    "auto": ("neg", "unknown"),
+}
 NOT_DETACHED = [
     (name, params)
     for name, params in CASES
     if name not in {"role"}
     and not (
-        name in {"partial_asymmetric", "asymmetric", "selective"}
+        name in FOCUS
         and params.get("detach_focus", True)
-        and any(params.get(f"gamma_{s}", 1) for s in ("pos", "neg", "unknown"))
+        and any(params.get(f"gamma_{s}", 1) for s in FOCUS[name])
     )
 ]
 
@@ -304,7 +321,8 @@ def test_a_batch_is_the_sum_of_its_parts(name: str, params: Params) -> None:
     value, grad = case.gradient(logits, states)
     for size in (1, 3):
         parts = [
-            case.gradient(a, b) for a, b in zip(logits.split(size), states.split(size), strict=True)
+            case.rows(rows).gradient(logits[rows], states[rows])
+            for rows in torch.arange(7).split(size)
         ]
         torch.testing.assert_close(sum(v for v, _ in parts), value, rtol=1e-12, atol=0)
         torch.testing.assert_close(torch.cat([g for _, g in parts]), grad, rtol=1e-12, atol=0)
@@ -320,7 +338,7 @@ def test_the_order_of_images_and_classes_does_not_matter(name: str, params: Para
     torch.testing.assert_close(shuffled[0], value, rtol=1e-12, atol=0)
     torch.testing.assert_close(shuffled[1], grad[order], rtol=1e-12, atol=1e-15)
     if not {"prior", "distances", "num_classes"} & set(params):
-        flipped = Case(name, params, 7, 9).gradient(logits.flip(1), states.flip(1))
+        flipped = Case(name, params, 7, 9).reversed().gradient(logits.flip(1), states.flip(1))
         torch.testing.assert_close(flipped[0], value, rtol=1e-12, atol=0)
         torch.testing.assert_close(flipped[1].flip(1), grad, rtol=1e-12, atol=1e-15)
 
@@ -566,6 +584,49 @@ def test_without_focus_it_is_cross_entropy(name: str, unknown: str) -> None:
     got = Case(name, given[name], 5, 8).gradient(logits, states)
     wanted = Case("ce", {"unknown": unknown}, 5, 8).gradient(logits, states)
     torch.testing.assert_close(got, wanted, rtol=1e-12, atol=0)
+
+
+@settings(max_examples=20)
+@given(batch=batches())
+def test_a_sure_posterior_is_a_label(batch: tuple[Tensor, Tensor]) -> None:
+    """Of 1 a present one, of 0 an absent one with its own focusing; none is 0 for all."""
+    logits, states = batch
+    shape = tuple(logits.shape)
+    focus = {"gamma_neg": 2.0, "gamma_unknown": 0.5}
+    case = Case("auto", focus, *shape)
+    without = case.gradient(logits, states)
+    as_absent = Case("partial_asymmetric", focus, *shape).gradient(logits, states)
+    torch.testing.assert_close(without, as_absent, rtol=1e-12, atol=0)
+    case.call["posterior"] = torch.zeros_like(logits)
+    torch.testing.assert_close(case.gradient(logits, states), without, rtol=1e-12, atol=0)
+    case.call["posterior"] = torch.ones_like(logits)
+    as_present = case.gradient(logits, torch.where(states == 0, 1, states).to(torch.int8))
+    torch.testing.assert_close(case.gradient(logits, states), as_present, rtol=1e-12, atol=0)
+
+
+def test_the_posterior_of_a_known_label_does_not_matter_and_none_is_learnt() -> None:
+    logits, states = random_batch(5, 8, seed=31)
+    case = Case("auto", {"posterior": reference.POSTERIOR}, 5, 8)
+    wanted = case.gradient(logits, states)
+    other = torch.where(states == 0, case.call["posterior"], 0.75).requires_grad_()
+    case.call["posterior"] = other
+    torch.testing.assert_close(case.gradient(logits, states), wanted, rtol=0, atol=0)
+    assert other.grad is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (torch.zeros(2, 4), r"float tensor \(2, 3\) on cpu, got torch.float32 \(2, 4\)"),
+        (torch.zeros(3), r"got torch.float32 \(3,\)"),
+        (torch.zeros(2, 3, dtype=torch.int8), "got torch.int8"),
+        (torch.zeros(2, 3, device="meta"), "on cpu"),
+        ([[0.0] * 3] * 2, "got list"),
+    ],
+)
+def test_a_wrong_posterior_is_refused(wrong: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=rf"posterior must be a float tensor.*{says}|{says}"):
+        build_loss("auto")(**a_batch(), posterior=wrong)
 
 
 @pytest.mark.parametrize("threshold", [None, 0.05, 0.5])

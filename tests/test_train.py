@@ -17,6 +17,7 @@ import torch
 from partlabel import LOSSES, LabelStore, Prior
 from partlabel.config import Config
 from partlabel.errors import PartlabelError
+from partlabel.losses import takes_posterior
 from partlabel.training.processes import Processes
 from partlabel.training.stages import Run
 from tests.runs import finish, lines, make_data, settings, start, weights, write_run
@@ -129,9 +130,9 @@ def test_it_learns(work: Path) -> None:
 @pytest.mark.parametrize("name", sorted(LOSSES))
 def test_every_loss_trains(work: Path, name: str) -> None:
     params: dict[str, Any] = {"entropy_max": {"warmup": 1}}.get(name, {})
-    loss = {"name": name, "params": params}
-    values = settings(work, prior={"source": "none"}, train={"epochs": 2})
-    values["loss"] = loss
+    prior = {"source": "estimate" if takes_posterior(name) else "none"}
+    values = settings(work, prior=prior, train={"epochs": 2})
+    values["loss"] = {"name": name, "params": params}
     found = train(values)
     assert found["steps"] == 12
     assert all(np.isfinite(line["loss"]) for line in lines(work / "run") if "loss" in line)

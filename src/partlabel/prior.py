@@ -34,7 +34,7 @@ class ClassPrior:
     prior: float
     """The estimate that is used, a share of the images."""
     method: str
-    """How it was made: mean, em, running, count or given."""
+    """How it was made: mean, em, running, calibrated, count or given."""
     mean: float = math.nan
     """Mean prediction of an Ignore-mode model."""
     em: float = math.nan

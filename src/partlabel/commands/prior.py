@@ -51,8 +51,12 @@ def estimate(
         Literal["logits", "probabilities"], typer.Option("--scores-are", help="what the scores are")
     ] = "logits",
     use: Annotated[
-        Literal["mean", "em"] | None,
-        typer.Option("--use", help="mean prediction (default), or corrected by EM"),
+        Literal["mean", "em", "calibrated"] | None,
+        typer.Option(
+            "--use",
+            help="mean prediction (default), corrected by EM, or calibrated by annotations that "
+            "the model was not shown",
+        ),
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="the csv to write")] = Path("prior.csv"),
     overwrite: Annotated[
@@ -70,6 +74,9 @@ def estimate(
         raise UsageError(f"{out} exists; choose another --out or add --overwrite")
     with _warnings_shown():
         if scores is not None and labels is not None:
+            if use == "calibrated":
+                what = "--use calibrated needs a model that was not shown some annotations"
+                raise UsageError(f"{what}; give RUN.toml, or --run FOLDER, instead of --scores")
             prior: Prior | None = _from_scores(
                 scores, LabelStore.open(labels), scores_are, use or "mean"
             )
@@ -111,6 +118,8 @@ def _by_training(
 
     if run_file is not None:
         config = read_config(run_file, [*(sets or []), *([f"prior.use={use}"] if use else [])])
+        if config.needs_posterior and use is None:  # that is how such a run estimates it
+            config = config.replaced(prior={"use": "calibrated"})
     elif sets:
         raise UsageError("--set goes with a run file")
     else:

@@ -12,6 +12,9 @@ Values = dict[str, Any]
 SAME_SETTINGS = ("partial_asymmetric", "selective")
 """Losses whose settings mean the same: one file's go for both."""
 
+_FIRST_STAGE = ("source", "stage1", "sample")
+"""What of [prior] says how the first stage is trained."""
+
 
 @dataclass(frozen=True)
 class BuiltIn:
@@ -38,6 +41,7 @@ METHODS: dict[str, BuiltIn] = {
     "prior": BuiltIn("Selective by prior", "selective", {**_SELECTIVE, "top_k": 0}, "estimate"),
     "csl": BuiltIn("CSL (likelihood and prior)", "selective", _SELECTIVE, "estimate"),
     "csl_soft": BuiltIn("CSL, soft prior", "selective", {"prior_mode": "soft"}, "estimate"),
+    "auto": BuiltIn("Auto", "auto", prior="estimate"),
     "csl_online": BuiltIn("CSL, prior online", "selective", _SELECTIVE, "online"),
     "hill": BuiltIn("Hill", "hill"),
     "splc": BuiltIn("SPLC", "splc"),
@@ -63,6 +67,8 @@ def with_method(values: Values, method: BuiltIn) -> Values:
         >>> with_method(file, METHODS["ignore"])["loss"]["params"]
         {'reduction': 'sum', 'unknown': 'ignore'}
     """
+    from partlabel.losses import takes_posterior
+
     made = _with_loss(values, method.loss)
     params = {**made["loss"]["params"], **method.params}
     made["loss"]["params"] = {key: value for key, value in params.items() if value is not None}
@@ -70,7 +76,9 @@ def with_method(values: Values, method: BuiltIn) -> Values:
     if not isinstance(prior, dict):
         return made  # which the check refuses
     source = prior.get("source", "estimate")
-    if method.prior != "estimate" or source in ("none", "online"):
+    if takes_posterior(method.loss):
+        source = "estimate"  # it takes no file: a prior alone is not what it needs
+    elif method.prior != "estimate" or source in ("none", "online"):
         source = method.prior
     made["prior"] = {**prior, "source": source}
     return made
@@ -92,11 +100,16 @@ def with_sections(values: Values, sections: Values) -> Values:
 
 def without_useless_prior(values: Values) -> Values:
     """The settings; with no [prior] where the loss takes none, so that equal runs are equal."""
-    from partlabel.losses import LOSSES, settings_of
+    from partlabel.losses import LOSSES, settings_of, takes_posterior
 
     name, prior = _name(values), values.get("prior", {})
     if name not in LOSSES or not isinstance(prior, dict):
         return values
+    if takes_posterior(name):  # it has a first stage, and no use for a threshold
+        kept = {key: value for key, value in prior.items() if key in _FIRST_STAGE}
+        if prior.get("source") == "none":  # so it is with a method that takes no prior
+            kept["source"] = "estimate"
+        return {**values, "prior": kept}
     if "prior" in settings_of(name) and prior.get("source") != "none":
         return values
     return {**values, "prior": {"source": "none"}}

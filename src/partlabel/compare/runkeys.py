@@ -57,8 +57,9 @@ def claim(folder: Path, key: str, config: Config) -> None:
             (folder / _FILE).write_text(json.dumps({"key": key}) + "\n", encoding="utf-8")
     except OSError as error:
         raise StoreError(f"{folder}: cannot be written ({error.strerror or error})") from error
-    if (folder / "config.toml").is_file():
-        config.write(folder / "config.toml")
+    for place, settings in ((folder, config), (folder / "stage1", config.stage1())):
+        if (place / "config.toml").is_file():
+            settings.write(place / "config.toml")
 
 
 def has_model_or(file: str, folder: Path, key: str) -> bool:

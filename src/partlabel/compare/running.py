@@ -160,6 +160,7 @@ def tidy(done: Iterable[Cell], pending: Iterable[Cell], *, keep: str, first_seed
             # By now it may be the folder of other settings, which are not done.
             if folder not in needed and key_in(folder) == key:
                 shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+                shutil.rmtree(folder / "stage1" / "checkpoints", ignore_errors=True)
 
 
 def _device(processes: Processes) -> str:

@@ -134,7 +134,7 @@ write true
         return self._checked(values, self.places)
 
     def stage1(self) -> Config:
-        """The settings of the first stage: Ignore mode, no prior, and what [prior.stage1] says."""
+        """The settings of the first stage: Ignore mode, or what auto asks; and [prior.stage1]."""
         values, known = self.to_dict(), dict(self.places.known)
         for section, keys in self.prior.stage1.items():
             path = ("prior", "stage1", section)
@@ -149,6 +149,13 @@ write true
         kept = {key: self.loss.params[key] for key in ("reduction",) if key in self.loss.params}
         values["loss"] = {"name": "ce", "params": {**kept, "unknown": "ignore"}}
         values["prior"] = {"source": "none"}
+        if self.needs_posterior:
+            # Ranks by the paper's loss, and has a head in Ignore mode beside it to count by.
+            focus = {"gamma_pos": 0, "gamma_neg": 1, "gamma_unknown": 4}
+            values["loss"] = {"name": "selective", "params": {**kept, **focus}}
+            values["prior"] = {"source": "online"}
+        if self.needs_posterior or self.prior.use == "calibrated":
+            values["train"]["hold_out"] = True
         values.update(name=f"{self.name}-stage1", out=plain(self.out / "stage1"))
         places = replace(self.places, known=known, homes=_homes("prior.stage1."))
         config = replace(table(Config, values, places), places=places)
@@ -203,6 +210,13 @@ write true
         name = self.loss.name
         return self.prior.source != "none" and name in LOSSES and "prior" in settings_of(name)
 
+    @property
+    def needs_posterior(self) -> bool:
+        """Whether the loss wants to be told how probably unknown labels are present."""
+        from partlabel.losses import takes_posterior
+
+        return takes_posterior(self.loss.name)
+
     def build_loss(self, **known: Any) -> PartialLoss:
         """Make the loss; what it does not like about its settings is a ConfigError.
 
@@ -237,6 +251,12 @@ def _check_together(config: Config) -> None:
     if "prior" in params:
         what = 'the prior is named in [prior]: source = "FILE.csv"'
         raise config.error("loss", "params", "prior", what=what)
+    if config.needs_posterior and prior.source != "estimate":
+        what = f'must be "estimate" for the loss {config.loss.name}, which estimates all by itself'
+        raise config.error("prior", "source", what=f"{what}; leave it out")
+    if prior.use == "calibrated" and prior.source == "online":
+        what = 'cannot be "calibrated" with source = "online": no annotations are held out there'
+        raise config.error("prior", "use", what=what)
     if params.get("reduction") == "none":
         what = "has no one number to train with; say mean or sum"
         raise config.error("loss", "params", "reduction", what=what)

@@ -104,8 +104,9 @@ class PriorSettings:
     """The threshold as a quantile of all priors; 0.9 ignores the most frequent tenth."""
     top_n: Annotated[int, within(at_least=0)] | None = None
     """The threshold below the priors of that many classes."""
-    use: Literal["mean", "em"] = "mean"
-    """The mean prediction, or the same corrected for the share of positives in training."""
+    use: Literal["mean", "em", "calibrated"] = "mean"
+    """The mean prediction; the same corrected for the share of positives in training; or calibrated
+    by annotations that the first model is not shown, which goes for any kind of annotation."""
     images: Count | None = None
     """Estimate on a sample of this many images; left out, on all."""
     sample: Count | None = None
@@ -160,6 +161,9 @@ class TrainSettings:
     where launching kernels takes longer than the kernels."""
     sync_bn: bool = False
     """Batch statistics over all processes; needs CUDA."""
+    hold_out: bool = False
+    """Train without some annotations, at most a tenth, so that the model can be calibrated by them.
+    First stages whose posteriors are wanted have it by themselves."""
     early_stop: Count | None = None
     """Stop after this many epochs without a better result."""
     deterministic: bool = False

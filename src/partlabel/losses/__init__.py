@@ -8,6 +8,7 @@ from typing import Any
 
 from partlabel.losses.assume_negative import Focal, LabelSmoothing, WeakAssumeNegative
 from partlabel.losses.asymmetric import Asymmetric, PartialAsymmetric
+from partlabel.losses.auto import Auto
 from partlabel.losses.base import PartialLoss
 from partlabel.losses.ce import CrossEntropy, SmoothedCrossEntropy, WeightedCrossEntropy
 from partlabel.losses.entropy_max import EntropyMax
@@ -21,6 +22,7 @@ from partlabel.losses.two_way import TwoWay
 __all__ = [
     "LOSSES",
     "Asymmetric",
+    "Auto",
     "CrossEntropy",
     "EntropyMax",
     "ExpectedPositive",
@@ -40,6 +42,7 @@ __all__ = [
     "WeightedCrossEntropy",
     "build_loss",
     "settings_of",
+    "takes_posterior",
 ]
 
 LOSSES: dict[str, type[PartialLoss]] = {
@@ -60,6 +63,7 @@ LOSSES: dict[str, type[PartialLoss]] = {
     "expected_positive": ExpectedPositive,
     "two_way": TwoWay,
     "pseudo_label": PseudoLabel,
+    "auto": Auto,
 }
 
 
@@ -86,6 +90,11 @@ def build_loss(name: str, **params: Any) -> PartialLoss:
     if missing:
         raise ValueError(f"loss {name!r} needs {', '.join(missing)}")
     return LOSSES[name](**params)
+
+
+def takes_posterior(name: str) -> bool:
+    """Whether a loss wants to know how probably each unknown label is present."""
+    return name in LOSSES and "posterior" in inspect.signature(LOSSES[name].forward).parameters
 
 
 def settings_of(name: str) -> dict[str, inspect.Parameter]:

@@ -94,7 +94,8 @@ def _note_prior(material: Material, cell: Cell | None) -> None:
     if any(c.prior is not None for c in material.cells):
         return
     config = material.config
-    if material.kind == "run" and config is not None and not config.needs_prior:
+    wanted = config is not None and (config.needs_prior or config.needs_posterior)
+    if material.kind == "run" and config is not None and not wanted:
         why = f"the loss {config.loss.name} does not use one"
     elif cell is not None and not cell.finished:
         why = "the run has not come to it yet"

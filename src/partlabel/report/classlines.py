@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from partlabel.compare.methods import METHODS
 from partlabel.config import Config
 from partlabel.errors import UsageError
 from partlabel.metrics import Thresholds
@@ -51,7 +52,7 @@ class Labels:
 
 
 def main_cell(material: Material) -> Cell | None:
-    """The training the details are of: the selective loss of the main scheme and first seed."""
+    """The training the details are of: CSL or one with a prior, main scheme, first seed."""
     if material.kind == "run":
         return material.cells[0]
     cells = sorted(material.of(material.main_scheme), key=lambda cell: cell.seed)
@@ -69,6 +70,19 @@ def cell_config(material: Material, cell: Cell) -> Config | None:
     if cell.folder is None or not (cell.folder / "config.toml").is_file():
         return None
     return Config.read(cell.folder / "config.toml")
+
+
+def losses_with_prior(material: Material) -> set[str]:
+    """The losses of the trainings that have a prior, as far as that is known."""
+    found = set()
+    for cell in (cell for cell in material.cells if cell.prior is not None):
+        if material.kind == "compare" and cell.method in METHODS:
+            found.add(METHODS[cell.method].loss)
+        else:
+            with material.gaps.noting(f"The settings of {cell.title}"):
+                config = cell_config(material, cell)
+                found |= set() if config is None else {config.loss.name}
+    return found
 
 
 def read_labels(material: Material, cell: Cell) -> Labels:

@@ -32,6 +32,7 @@ _FILES = {
     "predictions.parquet": "scores at the annotated labels of the validation set",
     "checkpoints/": "the weights",
     "stage1/": "the first stage, as a run folder",
+    "posteriors/": "how probably unknown labels are present, until the training is finished",
     "environment.json": "what it ran on",
 }
 _ENVIRONMENT = {

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from partlabel.report.boundaries import ABOVE_IGNORE, DRAWS, draw_boundaries
-from partlabel.report.classlines import ClassLine
+from partlabel.report.classlines import ClassLine, losses_with_prior
 from partlabel.report.drawing import Chart, Studio
 from partlabel.report.figures_classes import draw_frequency, draw_ranks, draw_spearman, draw_top
 from partlabel.report.figures_methods import draw_curves, draw_schemes, draw_sweep
 from partlabel.report.figures_precision import draw_bands, draw_differences, draw_frequent
 from partlabel.report.material import Material, Sweep
-from partlabel.report.wording import NARROW, scheme_title
+from partlabel.report.wording import NARROW, listed, scheme_title
 
 _SIGNS = (
     ("known-present", "known present"),
@@ -22,6 +22,13 @@ _SIGNS = (
     ("learnt", "learnt boundary"),
     ("true-edge", "true boundary"),
 )
+
+_USES = {
+    "selective": "the selective loss does not take a frequent class for absent where its label is "
+    "unknown",
+    "auto": "the loss auto counts that part of its unknown labels as present",
+}
+"""What losses do with the prior."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,9 +93,7 @@ def draw_all(material: Material, studio: Studio, lines: list[ClassLine]) -> list
             anchor="frequency",
             title="How frequent classes really are",
             short="Frequency",
-            lead="Partial labels do not say how often a class occurs. A model that ignores unknown "
-            "labels estimates it, and the selective loss does not take a frequent class for absent "
-            "where its label is unknown.",
+            lead=_frequency(losses_with_prior(material)),
             charts=[
                 *drawn("annotated and estimated shares", lambda: draw_frequency(studio, lines)),
                 *drawn("shares by rank", lambda: draw_ranks(studio, lines)),
@@ -112,3 +117,11 @@ def draw_all(material: Material, studio: Studio, lines: list[ClassLine]) -> list
         ),
     ]
     return [group for group in groups if group.charts]
+
+
+def _frequency(losses: set[str]) -> str:
+    uses = [text for loss, text in _USES.items() if loss in losses] or [_USES["selective"]]
+    return (
+        "Partial labels do not say how often a class occurs. A model that ignores unknown labels "
+        f"estimates it; {listed(uses)}."
+    )

@@ -62,7 +62,7 @@ def subject_of(material: Material, methods: list[str]) -> str | None:
 
 
 def draw_differences(studio: Studio, material: Material, lines: list[ClassLine]) -> Chart | None:
-    """AP of the selective loss minus that of the primary modes, from frequent to rare."""
+    """AP of one method minus that of the primary modes, from frequent to rare."""
     looks_of = method_looks(material)
     there = [m for m in looks_of if any(m in x.aps for x in lines)]
     subject = subject_of(material, there)

@@ -8,7 +8,7 @@ from typing import Any
 from partlabel.agreement import spearman, top_overlap
 from partlabel.report.classlines import ClassLine, frequent_ones, main_cell
 from partlabel.report.figures_methods import short_titles
-from partlabel.report.material import Material
+from partlabel.report.material import Cell, Material
 from partlabel.report.methodtable import Statistics
 from partlabel.report.wording import (
     NARROW,
@@ -60,13 +60,11 @@ def _of_run(material: Material) -> list[str]:
         if cell.finished:
             return ["The training is finished; there was nothing to evaluate it on."]
         return ["The training has begun, and nothing has been evaluated yet."]
-    epochs = [
-        line["epoch"] + 1 for line in cell.logged("eval") if isinstance(line.get("epoch"), int)
-    ]
     classes = cell.numbers.get("n_valid", math.nan)
     over = f", over {plural(classes, 'class', 'classes')}" if math.isfinite(classes) else ""
-    after = f" after {plural(max(epochs), 'epoch')}" if epochs else ""
-    text = f"The model reaches a validation mAP(C) of {percent(value)}{NARROW}%{after}{over}."
+    text = (
+        f"The model reaches a validation mAP(C) of {percent(value)}{NARROW}%{_after(cell)}{over}."
+    )
     if not cell.finished:
         text = text.replace("reaches", "has come to")
         text += " It is still in training."
@@ -74,11 +72,29 @@ def _of_run(material: Material) -> list[str]:
     if first and cell.finished:
         other = first[0].numbers["map_c"]
         more = points(value - other)
+        which = _first_stage(material)
+        after = _after(first[0]) if _after(first[0]) != _after(cell) else ""
         text += (
-            f" The first stage, which ignores unknown labels, had {percent(other)}{NARROW}%:"
+            f" The first stage, which {which}, had {percent(other)}{NARROW}%{after}:"
             f" a difference of {more} points."
         )
     return [text]
+
+
+def _after(cell: Cell) -> str:
+    """After how many epochs it was evaluated the last time."""
+    found = [line.get("epoch") for line in cell.logged("eval")]
+    epochs = [epoch + 1 for epoch in found if isinstance(epoch, int)]
+    return f" after {plural(max(epochs), 'epoch')}" if epochs else ""
+
+
+def _first_stage(material: Material) -> str:
+    """What the first stage does."""
+    stage = None if material.config is None else material.config.stage1()
+    if stage is None or not stage.train.hold_out:
+        return "ignores unknown labels"
+    less = "was not shown some annotations"
+    return less if stage.loss.name != "ce" else f"ignores unknown labels and {less}"
 
 
 def _of_methods(material: Material, statistics: Statistics) -> list[str]:

@@ -26,6 +26,7 @@ _LOSSES = {
     "selective": "Selective loss",
     "partial_asymmetric": "Partial asymmetric loss",
     "asymmetric": "Asymmetric loss",
+    "auto": "Auto",
 }
 
 
@@ -63,9 +64,9 @@ def _run(folder: Path) -> Material:
             cell.method, cell.title = mode, mode.capitalize()
     cells = [cell]
     if (folder / "stage1").is_dir():
-        first = _cell(
-            folder / "stage1", gaps, method="stage1", title="First stage (Ignore)", part="stage1/"
-        )
+        told = config is not None and config.needs_posterior
+        title = "First stage" if told else "First stage (Ignore)"
+        first = _cell(folder / "stage1", gaps, method="stage1", title=title, part="stage1/")
         first.seed, first.prior = cell.seed, None
         cells.append(first)
     if not cell.finished:

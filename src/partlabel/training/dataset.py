@@ -185,6 +185,8 @@ class OnDevice(NamedTuple):
     rows: Tensor
     """int64 (B,), the rows of the images in the store."""
     skipped: list[Skipped]
+    there: Rows
+    """The same on the host."""
 
 
 def to_device(
@@ -200,7 +202,7 @@ def to_device(
     labels = (loaded.position, loaded.classes, loaded.states)
     states = labels_on(device, store, len(loaded.rows), *labels)
     rows = loaded.rows.to(device, non_blocking=True)
-    return OnDevice(loaded.plan, images, states, rows, loaded.skipped)
+    return OnDevice(loaded.plan, images, states, rows, loaded.skipped, loaded.rows.numpy())
 
 
 def labels_on(

@@ -20,6 +20,7 @@ from partlabel.losses.base import PartialLoss
 from partlabel.model import Classifier
 from partlabel.training.capture import Captured, obstacle
 from partlabel.training.dataset import OnDevice
+from partlabel.training.forward import Forward
 from partlabel.training.guards import LossGuard, SkipGuard
 from partlabel.training.online import OnlinePrior
 from partlabel.training.optim import MovingAverage, Update, make_optimiser, pace, set_pace
@@ -30,6 +31,7 @@ from partlabel.training.runfolder import RunFolder
 from partlabel.training.saving import save
 from partlabel.training.scoring import chosen_precision, precision_context
 from partlabel.training.supply import Supply
+from partlabel.training.teacher import Teacher
 from partlabel.training.watcher import Watcher
 
 _LISTEN = 10  # steps after which several processes ask whether to stop
@@ -61,24 +63,8 @@ class Material:
     """None where there is no validation set."""
     online: OnlinePrior | None = None
     """Estimates the prior on the way, if it is to be."""
-
-
-class _Forward(nn.Module):
-    """Bytes in, logits out: what DDP and the compiler see."""
-
-    def __init__(self, model: Classifier, *, channels_last: bool) -> None:
-        super().__init__()
-        self.model = model
-        self.channels_last = channels_last
-
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
-        normalised = self.model.normalise(images)
-        if self.channels_last:
-            normalised = normalised.contiguous(memory_format=torch.channels_last)
-        if self.model.auxiliary is not None:
-            logits, auxiliary = self.model.both(normalised)
-            return logits, auxiliary
-        return self.model(normalised), None
+    teacher: Teacher | None = None
+    """Tells the loss how probably unknown labels are present, if it wants to know."""
 
 
 class Trainer:
@@ -96,7 +82,7 @@ class Trainer:
         self.config, self.processes, self.folder = config, processes, folder
         self.part, self.supply = material.part, material.supply
         self.model, self.loss, self.online = material.model, material.loss, material.online
-        self.evaluate, self.watcher = material.evaluate, watcher
+        self.evaluate, self.teacher, self.watcher = material.evaluate, material.teacher, watcher
         self.order = material.order
         self.total = config.train.epochs * self.order.steps
         self.done = 0
@@ -128,7 +114,7 @@ class Trainer:
         """No better for long enough."""
 
     def _wrapped(self) -> nn.Module:
-        forward: nn.Module = _Forward(self.model, channels_last=self.config.train.channels_last)
+        forward: nn.Module = Forward(self.model, channels_last=self.config.train.channels_last)
         on_gpu, alone = self.processes.device.type == "cuda", self.processes.world == 1
         self._ddp: nn.parallel.DistributedDataParallel | None = None
         if not alone:
@@ -136,7 +122,9 @@ class Trainer:
             forward = self._ddp = nn.parallel.DistributedDataParallel(forward, device_ids=here)
         # As CUDA graphs where that is possible: launching kernel after kernel takes longer than
         # the GPU takes for them, all the more while workers keep the cores busy.
-        self._graphs = self.config.train.compile and on_gpu and alone
+        # Not where gradients add up: those of one part would lie where the next part writes.
+        whole = self.config.train.accumulate == 1
+        self._graphs = self.config.train.compile and on_gpu and alone and whole
         self._captured: Captured | None = None
         if self.config.train.capture and not obstacle(self.processes):
             parts = self.config.train.accumulate
@@ -210,9 +198,11 @@ class Trainer:
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         with self._context():
             logits, auxiliary = self.forward(batch.images)
-        more = {"epoch": batch.plan.epoch, "index": batch.rows}
+        states, more = batch.states, {"epoch": batch.plan.epoch, "index": batch.rows}
+        if self.teacher is not None:
+            states, more["posterior"] = self.teacher.view(batch)
         wanted = {name: value for name, value in more.items() if name in self._loss_takes}
-        loss: Tensor = self.loss(logits, batch.states, **wanted)
+        loss: Tensor = self.loss(logits, states, **wanted)
         if self.online is None or auxiliary is None:
             return loss, loss
         return loss, loss + self.online.loss(auxiliary.float(), batch.states)
@@ -262,6 +252,9 @@ class Trainer:
         self.loss.end_epoch()
         if self.online is not None:
             self.online.end_epoch(self.loss, self.folder, self.processes)
+        if self.teacher is not None and self.done < self.total:
+            self.processes.copy_from_main(self.average.tensors)
+            self.teacher.end_epoch(epoch + 1, self.average.model)
         last = self.done == self.total
         if self.evaluate is None or not (last or (epoch + 1) % self.config.eval.every == 0):
             return

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from partlabel.config import Config
 from partlabel.errors import ClassMismatchError, UsageError
 from partlabel.estimate import sample_rows
+from partlabel.holdout import held_out_share, hold_out
 from partlabel.images import ImageSource, open_images
 from partlabel.store import LabelStore
 from partlabel.tables import Rows
@@ -88,6 +89,17 @@ def sampled(part: Part, config: Config, count: int) -> Part:
     rows = sample_rows(part.store.images, count, seed=config.train.seed)
     name = f"{part.name}, {len(rows):,} images"
     return replace(part, store=part.store.select(rows), source=_Some(part.source, rows), name=name)
+
+
+def held_back(part: Part, seed: int) -> tuple[Part, LabelStore]:
+    """A part without some annotations, and those: enough to calibrate a model by them."""
+    store = part.store
+    if store.complete:
+        what = f"{part.name} has complete labels, so there is nothing to estimate of unknown ones"
+        raise UsageError(f"{what}; leave out [train] hold_out and [prior] use")
+    share = held_out_share(store.counts())
+    left, held = hold_out(store, share, seed=seed)
+    return replace(part, store=left, name=f"{part.name}, some labels held out"), held
 
 
 def looks(part: Part) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from partlabel.estimate import LogitHistogram
 from partlabel.metrics import AveragePrecision
@@ -36,6 +36,31 @@ class Batches(Protocol):
 
     def __call__(self, rows: Rows) -> Iterator[OnDevice]:
         """Batches of these rows, in order."""
+
+
+class Counting(nn.Module):
+    """A model by its auxiliary head, which was trained in Ignore mode.
+
+    Args:
+        model: Has one.
+    """
+
+    def __init__(self, model: Classifier) -> None:
+        super().__init__()
+        self.model = model
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """As the model does."""
+        return self.model.normalise(images)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of that head."""
+        return self.model.both(images)[1]
+
+
+def counting(model: Classifier) -> Classifier | Counting:
+    """What of a model says how frequent classes are: its head in Ignore mode, if it has one."""
+    return model if model.auxiliary is None else Counting(model)
 
 
 def precision_context(device: torch.device, precision: str) -> Callable[[], Any]:
@@ -93,7 +118,7 @@ def score(
 
 @torch.inference_mode()
 def histogram(
-    model: Classifier,
+    model: Classifier | Counting,
     batches: Batches,
     rows: Rows,
     *,

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-import warnings
+import shutil
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from partlabel.config import Config
-from partlabel.errors import ClassMismatchError, StoreError
-from partlabel.estimate import estimate_prior, sample_rows
+from partlabel.errors import StoreError
 from partlabel.losses.base import PartialLoss
 from partlabel.model import build_model, synchronise_batch_norm
 from partlabel.prior import Prior
+from partlabel.store import LabelStore
+from partlabel.training import rundata
 from partlabel.training.capture import obstacle
-from partlabel.training.dataset import Skipped
+from partlabel.training.firststage import FirstStage
 from partlabel.training.loop import Material, Trainer
 from partlabel.training.online import OnlinePrior, give_prior
 from partlabel.training.order import Order
 from partlabel.training.processes import Processes
-from partlabel.training.rundata import sampled, training_part, validation_part
+from partlabel.training.rundata import (
+    Part,
+    sampled,
+    training_part,
+    validation_part,
+)
 from partlabel.training.runfolder import RunFolder
 from partlabel.training.saving import keep_best, resume
-from partlabel.training.scoring import Seen, chosen_precision, histogram
 from partlabel.training.supplies import Decoded, Supplies
-from partlabel.training.trained import load_model, usable_checkpoint
+from partlabel.training.teacher import Teacher
+from partlabel.training.trained import usable_checkpoint
 from partlabel.training.validation import Validation
 from partlabel.training.watcher import Watcher
 
@@ -53,15 +59,22 @@ class Run:
         self.config, self.processes, self.watcher = config, processes, watcher
         self.folder = RunFolder(config.out)
         if first_of is None:
-            self.train = training_part(config)
-            self.val = validation_part(config, self.train)
-            self._supplies = Supplies(processes, watcher, decoded)
+            self.whole = training_part(config)
+            """What there is to train on, with all its annotations."""
+            self.val = validation_part(config, self.whole)
+            self.supplies = Supplies(processes, watcher, decoded)
+            self._held_back: dict[int, tuple[Part, LabelStore]] = {}
         else:
-            self.train, self.val = first_of.train, first_of.val
-            self._supplies = first_of._supplies
-            sample = first_of.config.prior.sample
-            if sample is not None:
-                self.train = sampled(self.train, config, sample)
+            self.whole, self.val = first_of.whole, first_of.val
+            self.supplies, self._held_back = first_of.supplies, first_of._held_back
+        self.train = self.whole
+        if config.train.hold_out:
+            self.train = self.held_back(config.train.seed)[0]
+        if first_of is not None and first_of.config.prior.sample is not None:
+            self.train = sampled(self.train, config, first_of.config.prior.sample)
+        if self._teaches and not self.whole.store.counts().negatives.any():
+            what = f"{config.loss.name} needs labels that are verified absent, and there are none"
+            raise config.error("loss", "name", what=f"{what}; take hill, splc or entropy_max")
         # What is wrong with the second stage shows now, not when the first one has been trained.
         self._loss(None, online=config.needs_prior, images=1)
         self._order()
@@ -74,6 +87,7 @@ class Run:
         finished = self.processes.from_main(self.folder.finished())
         if finished is not None:
             self.folder.refuse_other(self.config)
+            self._forget_posteriors()  # a kill may have left them
             return dict(finished)
         with self.folder.nothing_left_of_a_mistake():
             if self.processes.main:
@@ -82,10 +96,33 @@ class Run:
             prior = self.prior()
             if prior is not None and self.processes.main:
                 prior.write(self.folder.path / "prior.csv")
-            trainer = self._trainer(prior)
+            teacher = FirstStage(self).teacher() if self._teaches else None
+            trainer = self._trainer(prior, teacher)
             self._go_on(trainer)
         trainer.run()
-        return self._finish(trainer)
+        result = self._finish(trainer)
+        self._forget_posteriors()
+        return result
+
+    def held_back(self, seed: int) -> tuple[Part, LabelStore]:
+        """The data without some annotations, and those, as a run with this seed holds them out."""
+        if seed not in self._held_back:
+            self._held_back[seed] = rundata.held_back(self.whole, seed)
+        return self._held_back[seed]
+
+    @property
+    def posteriors(self) -> Path:
+        """Where the loss's teacher keeps what it knows while the run goes on."""
+        return self.folder.path / "posteriors"
+
+    def _forget_posteriors(self) -> None:
+        if self.processes.main:
+            shutil.rmtree(self.posteriors, ignore_errors=True)
+
+    @property
+    def _teaches(self) -> bool:
+        """Whether the loss is told of unknown labels, and there are any."""
+        return self.config.needs_posterior and not self.whole.store.complete
 
     def prior(self) -> Prior | None:
         """The prior that the loss needs, from a file or the first stage; None if it needs none."""
@@ -98,53 +135,16 @@ class Run:
 
     def estimated(self) -> Prior:
         """The prior by a model in Ignore mode: the first stage, or what it left."""
-        first = Run(
-            self.config.stage1(), processes=self.processes, watcher=self.watcher, first_of=self
-        )
-        settings = self.config.prior
-        # By name of what decides it: the same model gives several priors.
-        kept = first.folder.path / f"prior-{settings.use}-{settings.images or 'all'}.csv"
-        if not self.processes.from_main(kept.is_file() and first.folder.finished() is not None):
-            self.watcher.say("stage 1: a model that ignores what is unknown, for the prior")
-            first()
-            prior = self.prior_of_model(first.folder)
-            if self.processes.main:
-                prior.write(kept)
-            self.processes.wait()
-        first.folder.refuse_other(first.config)
-        return Prior.read(kept)
+        return FirstStage(self).prior()
 
     def prior_of_model(self, folder: RunFolder) -> Prior:
         """The prior by the model that a run has left, on the images of this one."""
-        model, classes, _ = load_model(folder, self.processes.device, say=self.watcher.say)
-        store, settings = self.train.store, self.config.prior
-        if classes.ids != store.classes.ids:
-            store.classes.positions_in(classes)  # says what differs
-            raise ClassMismatchError(f"{folder.path}: has the same classes in another order")
-        rows = np.arange(len(store))
-        if settings.images is not None:
-            rows = sample_rows(store.images, settings.images, seed=self.config.train.seed)
-        self.watcher.say(f"estimating the prior on {len(rows):,} images")
-        config = self.config.replaced(images={"size": model.info.size})
-        skipped: list[Skipped] = []
-        seen = histogram(
-            model,
-            self._supplies.of(config, self.train, training=True).listed,
-            rows,
-            num_classes=len(store.classes),
-            processes=self.processes,
-            precision=chosen_precision(config.train.precision, self.processes.device),
-            seen_by=Seen(self._supplies.counting("the prior", len(rows)), skipped.extend),
-        )
-        self._supplies.report(skipped, self.train, folder, "skipped-prior.csv")
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            prior = estimate_prior(
-                seen, store.classes, store.counts(), images=len(store), use=settings.use
-            )
-        for warning in said:
-            self.watcher.say(f"warning: {warning.message}")
-        return prior
+        return FirstStage(self).prior_of_model(folder)
+
+    def first(self) -> Run:
+        """The run of the first stage."""
+        config = self.config.stage1()
+        return Run(config, processes=self.processes, watcher=self.watcher, first_of=self)
 
     def _go_on(self, trainer: Trainer) -> None:
         """Resume from the newest checkpoint, the same one on all processes."""
@@ -159,7 +159,7 @@ class Run:
         elif self.processes.main:
             self.folder.cut_log(-1)
 
-    def _trainer(self, prior: Prior | None) -> Trainer:
+    def _trainer(self, prior: Prior | None, teacher: Teacher | None) -> Trainer:
         config, device = self.config, self.processes.device
         online = config.needs_prior and config.prior.source == "online"
         torch.use_deterministic_algorithms(config.train.deterministic)
@@ -184,12 +184,13 @@ class Run:
             self.watcher.say(f"warning: [train] capture has no effect {why}")
         material = Material(
             self.train,
-            self._supplies.of(config, self.train, training=True),
+            self.supplies.of(config, self.train, training=True),
             self._order(),
             model,
             self._loss(prior, online=online).to(device),
             self._validation(),
             self._online() if online else None,
+            teacher,
         )
         return Trainer(
             config, material, processes=self.processes, folder=self.folder, watcher=self.watcher
@@ -247,7 +248,7 @@ class Run:
     def _validation(self) -> Validation | None:
         if self.val is None:
             return None
-        return Validation(self.config, self.val, self._supplies, self.folder)
+        return Validation(self.config, self.val, self.supplies, self.folder)
 
     def _finish(self, trainer: Trainer) -> dict[str, Any]:
         """Evaluate the final model once more for what is written, and say that it is done."""

@@ -132,7 +132,7 @@ class Resident:
         rows = torch.from_numpy(there).to(self.device, non_blocking=True)
         labels = [torch.from_numpy(part) for part in self.part.store.batch(there)]
         states: Tensor = labels_on(self.device, self.part.store, len(there), *labels)
-        return OnDevice(plan, self._images[rows], states, rows, skipped)
+        return OnDevice(plan, self._images[rows], states, rows, skipped, there)
 
 
 def _refuse_too_large(wanted: int, device: torch.device) -> None:

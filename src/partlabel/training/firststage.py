@@ -1,0 +1,157 @@
+"""The first stage: a model that ignores unknown labels is asked how frequent classes are."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from partlabel.calibrate import Calibration, HeldOut, calibrate, calibrated_prior, rescaled
+from partlabel.errors import ClassMismatchError, UsageError
+from partlabel.estimate import estimate_prior, sample_rows
+from partlabel.histogram import LogitHistogram
+from partlabel.model import Classifier
+from partlabel.prior import Prior
+from partlabel.training.dataset import Skipped
+from partlabel.training.runfolder import RunFolder
+from partlabel.training.scoring import Batches, Seen, chosen_precision, counting, histogram
+from partlabel.training.teacher import Teacher, ask
+from partlabel.training.trained import load_model
+
+if TYPE_CHECKING:
+    from partlabel.training.stages import Run
+
+
+class FirstStage:
+    """What a run takes from its first stage; trains it, where that was not done.
+
+    Args:
+        run: The run that needs it.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.config = run, run.config
+
+    def prior(self) -> Prior:
+        """The prior by a model in Ignore mode: the first stage, or what it left."""
+        first, settings = self.run.first(), self.config.prior
+        # By name of what decides it: the same model gives several priors.
+        kept = first.folder.path / f"prior-{settings.use}-{settings.images or 'all'}.csv"
+        if not self.run.processes.from_main(kept.is_file() and first.folder.finished() is not None):
+            self.run.watcher.say("stage 1: a model that ignores what is unknown, for the prior")
+            first()  # or what is left of it
+            prior = self.prior_of_model(first.folder)
+            if self.run.processes.main:
+                prior.write(kept)
+            self.run.processes.wait()
+        first.folder.refuse_other(first.config)
+        return Prior.read(kept)
+
+    def _model_of(self, folder: RunFolder) -> Classifier:
+        """The model that a run has left, if its classes are those of this one."""
+        model, classes, _ = load_model(folder, self.run.processes.device, say=self.run.watcher.say)
+        wanted = self.run.whole.store.classes
+        if classes.ids != wanted.ids:
+            wanted.positions_in(classes)  # says what differs
+            raise ClassMismatchError(f"{folder.path}: has the same classes in another order")
+        return model
+
+    def prior_of_model(self, folder: RunFolder) -> Prior:
+        """The prior by the model that a run has left, on the images of this one."""
+        store, settings = self.run.whole.store, self.config.prior
+        if settings.use == "calibrated":
+            self._refuse_all_seen(folder)
+        model = self._model_of(folder)
+        rows = np.arange(len(store))
+        if settings.images is not None:
+            rows = sample_rows(store.images, settings.images, seed=self.config.train.seed)
+        self.run.watcher.say(f"estimating the prior on {len(rows):,} images")
+        batches, skipped = self._batches(model), list[Skipped]()
+        common: dict[str, Any] = {
+            "processes": self.run.processes,
+            "precision": chosen_precision(self.config.train.precision, self.run.processes.device),
+            "seen_by": Seen(self.run.supplies.counting("the prior", len(rows)), skipped.extend),
+        }
+        if settings.use == "calibrated":
+            held = self.run.held_back(folder.config.train.seed)[1]
+            _, prior = self._calibrated(*ask(counting(model), batches, rows, held, **common))
+        else:
+            number = len(store.classes)
+            seen = histogram(counting(model), batches, rows, num_classes=number, **common)
+            with self._warnings():
+                prior = estimate_prior(
+                    seen, store.classes, store.counts(), images=len(store), use=settings.use
+                )
+        self.run.supplies.report(skipped, self.run.whole, folder, "skipped-prior.csv")
+        return prior
+
+    def _batches(self, model: Classifier) -> Batches:
+        """All images, of the size that a model takes, with all their labels."""
+        config = self.config.replaced(images={"size": model.info.size})
+        return self.run.supplies.of(config, self.run.whole, training=True).listed
+
+    def _calibrated(self, seen: LogitHistogram, held: HeldOut) -> tuple[Calibration, Prior]:
+        """What logits at unknown and at held-out labels say of all classes."""
+        store = self.run.whole.store
+        counts, images = store.counts(), len(store)
+        with self._warnings():
+            found = calibrate(seen, held, counts, images=images)
+        return found, calibrated_prior(found, seen, store.classes, counts, images=images)
+
+    def _refuse_all_seen(self, folder: RunFolder) -> None:
+        if not folder.config.train.hold_out:
+            what = f"{folder.path}: was trained on all annotations, none is left to calibrate it by"
+            raise UsageError(f"{what}; set [train] hold_out = true for it, or --use mean")
+
+    @contextmanager
+    def _warnings(self) -> Iterator[None]:
+        """Let the watcher say what we warn of."""
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            yield
+        for warning in said:
+            self.run.watcher.say(f"warning: {warning.message}")
+
+    def teacher(self) -> Teacher:
+        """Who tells the loss of unknown labels; its first table by the first stage."""
+        config, whole, first = self.config, self.run.whole, self.run.first()
+        first.folder.refuse_other(first.config)
+        skipped: list[Skipped] = []
+        teacher = Teacher(
+            whole.store,
+            self.run.held_back(first.config.train.seed)[1],
+            self.run.supplies.of(config, whole, training=True).listed,
+            self.run.posteriors,
+            epochs=config.train.epochs,
+            processes=self.run.processes,
+            precision=chosen_precision(config.train.precision, self.run.processes.device),
+            counting=lambda: Seen(
+                self.run.supplies.counting("unknown labels", len(whole.store)), skipped.extend
+            ),
+        )
+        if teacher.begun():
+            return teacher
+        self.run.watcher.say("stage 1: a model that says which unknown labels are present")
+        first()
+        self.run.watcher.say(f"asking it about {len(whole.store):,} images")
+
+        def calibrated(seen: LogitHistogram, held: HeldOut) -> Calibration:
+            if model.auxiliary is None:
+                found, prior = self._calibrated(seen, held)
+            else:
+                rows, counts = np.arange(len(whole.store)), whole.store.counts()
+                by_share = ask(counting(model), batches, rows, teacher.held, **teacher.asking())
+                found, prior = self._calibrated(*by_share)
+                found = rescaled(found, seen, held, counts)
+            self.run.supplies.report(skipped, whole, self.run.folder, "skipped-posteriors.csv")
+            if self.run.processes.main:
+                prior.write(self.run.folder.path / "prior.csv")
+            return found
+
+        model = self._model_of(first.folder)
+        batches = self._batches(model)
+        teacher.begin(model, batches, calibrated)
+        return teacher
