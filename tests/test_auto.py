@@ -26,7 +26,7 @@ from partlabel.holdout import held_out_share, hold_out
 from partlabel.images import decode
 from partlabel.prior import Prior
 from partlabel.report import write_report
-from partlabel.training import firststage, saving, teacher
+from partlabel.training import firststage, teacher
 from partlabel.training.loop import Stopped
 from partlabel.training.posteriors import Posteriors, PosteriorWriter
 from partlabel.training.processes import Processes
@@ -360,7 +360,6 @@ def test_a_table_that_is_lost_says_what_to_do(work: Path, how: str) -> None:
 def test_posteriors_for_other_settings_are_not_taken(work: Path) -> None:
     """The first table was made, and nothing of the second stage is there yet."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(saving.checkpoints, "save", saving.checkpoints.save)
         patch.setattr(teacher.Teacher, "view", lambda *_: (_ for _ in ()).throw(Killed))
         with pytest.raises(Killed):
             auto(work)
