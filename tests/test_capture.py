@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from partlabel.config import Config
-from partlabel.errors import ConfigError
 from partlabel.training import capture, loop, stages
 from partlabel.training.capture import Captured, Passes, obstacle, passing, warm_up
 from partlabel.training.loop import Stopped
@@ -94,13 +93,6 @@ def run(
 
 
 # Settings
-
-
-@pytest.mark.parametrize("where", ["train", "prior.stage1.train"])
-def test_it_does_not_go_with_compile(tmp_path: Path, where: str) -> None:
-    path = write_run(tmp_path, train={"capture": True})
-    with pytest.raises(ConfigError, match=r"\] capture: cannot be true with compile, which has"):
-        Config.read(path, [f"{where}.compile=true"])
 
 
 @pytest.mark.parametrize(
@@ -212,6 +204,26 @@ def test_replayed_stopped_and_resumed_is_the_same(work: Path, case: str) -> None
     assert len(recorded) == 3
     same(work / "parts", work / "plain")
     assert lines(work / "parts") == lines(work / "plain")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("replayed")
+def test_what_is_recorded_is_what_the_compiler_made(
+    work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiled without graphs of the compiler's own, which could not be recorded."""
+    run(work, "plain", captured=False)
+    made: list[tuple[nn.Module, str]] = []
+
+    def compiled(module: nn.Module, *, mode: str) -> nn.Module:
+        made.append((nn.Sequential(module), mode))
+        return made[-1][0]
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    run(work, "compiled", compile=True)
+    assert [mode for _, mode in made] == ["default"]
+    assert recorded == [made[0][0]]
+    same(work / "compiled", work / "plain")
 
 
 class Net(nn.Module):
@@ -338,6 +350,19 @@ def test_captured_is_uncaptured(work: Path, case: str) -> None:
         rel=1e-2 if half else 1e-3,
         absolute=2e-3 if half else 1e-4,
     )
+
+
+@pytest.mark.gpu
+@needs_cuda
+@pytest.mark.usefixtures("steady")
+@pytest.mark.filterwarnings("ignore:::torch")
+@pytest.mark.parametrize("case", ["plain", "online prior", "parts", "bf16"])
+def test_compiled_and_captured(work: Path, case: str) -> None:
+    """A compiler rounds otherwise, so as near as half precision is."""
+    run(work, "plain", case, captured=False, device="cuda")
+    said = run(work, "compiled", case, device="cuda", compile=True)
+    assert not any("[train] capture" in line for line in said)
+    close(work / "compiled", work / "plain", rel=1e-2, absolute=2e-3)
 
 
 @pytest.mark.gpu

@@ -270,7 +270,6 @@ def test_any_option_is_taken_or_explained(text: str) -> None:
             "[images]\naugment = 'timm'\ndevice_resident = true",
             "[images] device_resident: cannot be",
         ),
-        ("[train]\ncompile = true\ncapture = true", "[train] capture: cannot be true with compile"),
         (
             "[train]\nepochs = three",
             "run.toml line 4: is not valid TOML (Invalid value); text goes",

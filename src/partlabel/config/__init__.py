@@ -263,11 +263,6 @@ def _check_together(config: Config) -> None:
     if config.images.device_resident and config.images.augment == "timm":
         what = 'cannot be true with augment = "timm"; that has no operations for the device'
         raise config.error("images", "device_resident", what=what)
-    if config.train.capture and config.train.compile:
-        what = (
-            "cannot be true with compile, which has CUDA graphs of its own; leave one of them out"
-        )
-        raise config.error("train", "capture", what=what)
 
 
 def _homes(prefix: str = "") -> dict[str, str]:

@@ -157,8 +157,8 @@ class TrainSettings:
     channels_last: bool = True
     compile: bool = False
     capture: Annotated[bool, ASIDE] = False
-    """Replay the model's passes as CUDA graphs, without compiling; for small models on one GPU,
-    where launching kernels takes longer than the kernels."""
+    """Replay the model's passes as CUDA graphs of our own, compiled or not; for small models on one
+    GPU, where launching kernels takes longer than the kernels."""
     sync_bn: bool = False
     """Batch statistics over all processes; needs CUDA."""
     hold_out: bool = False

@@ -122,16 +122,17 @@ class Trainer:
             forward = self._ddp = nn.parallel.DistributedDataParallel(forward, device_ids=here)
         # As CUDA graphs where that is possible: launching kernel after kernel takes longer than
         # the GPU takes for them, all the more while workers keep the cores busy.
-        # Not where gradients add up: those of one part would lie where the next part writes.
+        recorded = self.config.train.capture and not obstacle(self.processes)
+        # A compiler's own not where gradients add up: those of one part would lie where the next
+        # part writes.
         whole = self.config.train.accumulate == 1
-        self._graphs = self.config.train.compile and on_gpu and alone and whole
-        self._captured: Captured | None = None
-        if self.config.train.capture and not obstacle(self.processes):
-            parts = self.config.train.accumulate
-            forward = self._captured = Captured(forward, parts=parts)
+        self._graphs = self.config.train.compile and on_gpu and alone and whole and not recorded
         if self.config.train.compile:
             mode = "reduce-overhead" if self._graphs else "default"
             forward = torch.compile(forward, mode=mode)  # type: ignore[assignment]
+        self._captured: Captured | None = None
+        if recorded:
+            forward = self._captured = Captured(forward, parts=self.config.train.accumulate)
         return forward
 
     def run(self) -> None:
@@ -198,9 +199,11 @@ class Trainer:
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         with self._context():
             logits, auxiliary = self.forward(batch.images)
-        states, more = batch.states, {"epoch": batch.plan.epoch, "index": batch.rows}
+        states = batch.states
+        more: dict[str, Any] = {"epoch": batch.plan.epoch, "index": batch.rows}
         if self.teacher is not None:
-            states, more["posterior"] = self.teacher.view(batch)
+            states, told = self.teacher.view(batch)
+            more |= told
         wanted = {name: value for name, value in more.items() if name in self._loss_takes}
         loss: Tensor = self.loss(logits, states, **wanted)
         if self.online is None or auxiliary is None:
