@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from partlabel.annotation import recommend
 from partlabel.store import LabelStore
 
 MOST = 5  # classes named at each end
@@ -56,6 +57,7 @@ def summarise(store: LabelStore) -> dict[str, Any]:
         "notes": list(store.origin.notes),
     }
     result["warnings"] = _warnings(result)
+    result["recommendation"] = recommend(store, counts).to_dict()
     return result
 
 

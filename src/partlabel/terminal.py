@@ -195,6 +195,16 @@ def summary(path: str, found: dict[str, Any]) -> None:
         warning(text)
     for text in found["notes"]:
         note(f"note: {text}")
+    _recommendation(found["recommendation"])
+
+
+def _recommendation(found: dict[str, Any]) -> None:
+    """Print what to train with, and why."""
+    lines = {"annotated": found["annotation"], "loss": found["loss"]}
+    if found["one_training"]:
+        lines["in one training"] = found["one_training"]
+    lines |= {"why" if not i else " " * i: text for i, text in enumerate(found["why"])}
+    rows(f"recommended ({found['more']})", lines)
 
 
 def _classes(entries: list[dict[str, Any]]) -> str:

@@ -13,6 +13,7 @@ import warnings
 import numpy as np
 import numpy.typing as npt
 
+from partlabel.annotation import has_budget
 from partlabel.calibrate.calibration import Calibration, HeldOut
 from partlabel.calibrate.fit import LEAST, log_odds, matching, platt, shifts, sigmoid
 from partlabel.histogram import REACH, Floats, LogitHistogram
@@ -23,7 +24,6 @@ from partlabel.store import ClassCounts
 # of annotations per class beyond 0.7, though shares differ by far more: 0.5 where 0.02 is true is a
 # factor of 50, but a mean prediction at 0.5 shows little of it.
 _CLOSE, _NOT_FAR = 0.4, 0.7
-_BUDGET = 5  # fewer positives are the same in several classes by chance
 
 Mask = npt.NDArray[np.bool_]
 
@@ -53,7 +53,7 @@ def calibrate(
     usable = (counts.positives > 0) & (counts.negatives > 0) & weight.any(1)
     trained = log_odds((counts.positives + 0.5) / (known + 1))
     full = counts.positives == counts.positives.max()
-    budget = bool(usable.any()) and _is_budget(counts.positives, full)
+    budget = bool(usable.any()) and has_budget(counts.positives)
     mean = (sigmoid(logits) * weight).sum(1)
     random = not budget and _at_random(mean, sigmoid(trained), known * usable, held)
     share = sigmoid(trained)
@@ -116,12 +116,6 @@ def _at_random(mean: Floats, trained: Floats, known: npt.NDArray[np.int64], held
     there, annotated = log_odds(np.stack([mean, trained]) @ known / known.sum())
     fewer = min((held.states > 0).sum(), (held.states < 0).sum())
     return bool(abs(there - annotated) < np.clip(2 / np.sqrt(max(fewer, 1)), _CLOSE, _NOT_FAR))
-
-
-def _is_budget(positives: npt.NDArray[np.int64], full: Mask) -> bool:
-    """Whether so many classes have the same, largest number of positives that it was planned."""
-    many = full.sum() >= 3 and full.sum() > len(full) / 10
-    return bool(many and positives.max() >= _BUDGET)
 
 
 def _for_the_rest(share: Floats, bare: Mask, known: npt.NDArray[np.int64]) -> Floats:
