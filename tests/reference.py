@@ -626,6 +626,7 @@ def auto(
     *,
     gamma_neg: float = 1.0,
     gamma_unknown: float = 0.5,
+    alpha_pos: float = 1.0,
     posterior: Sequence[Row] | None = None,
 ) -> Result:
     """`posterior`: how probably each label is present; none: what is unknown is absent."""
@@ -638,7 +639,7 @@ def auto(
                 q = 1.0 if state == 1 else 0.0
             focus = sigmoid(logit) ** (gamma_neg if state else gamma_unknown)
             entry = added(scaled(present(logit), q), scaled(absent(logit), (1 - q) * focus))
-            entries[-1].append(entry)
+            entries[-1].append(scaled(entry, alpha_pos) if state == 1 else entry)
     return collect(entries)
 
 
@@ -785,6 +786,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("auto", {"posterior": POSTERIOR, "gamma_neg": 0.5, "gamma_unknown": 2}),
     ("auto", {"posterior": POSTERIOR, "gamma_neg": 2, "gamma_unknown": 0.5}),
     ("auto", {"gamma_neg": 2, "gamma_unknown": 0}),
+    ("auto", {"posterior": POSTERIOR, "alpha_pos": 2.5}),
 ]
 
 

@@ -17,7 +17,7 @@ import tomli_w
 import torch
 
 from partlabel import LabelStore
-from partlabel.calibrate import HeldOut, calibrate, rescaled
+from partlabel.calibrate import HeldOut, calibrate, mixture, rescaled
 from partlabel.compare import Comparison
 from partlabel.config import Config
 from partlabel.errors import ConfigError, StoreError, UsageError
@@ -41,7 +41,7 @@ from tests.test_train_more import close
 
 pytestmark = pytest.mark.slow
 
-STEPS, EPOCHS = 6, 6  # of an epoch; of a run, so that the average is asked after 4
+STEPS, EPOCHS = 6, 6  # of an epoch; of a run, so that the average is asked after 2 and 4
 
 
 @pytest.fixture(scope="module")
@@ -138,12 +138,14 @@ def test_what_the_loss_is_told(work: Path, monkeypatch: pytest.MonkeyPatch) -> N
     told: list[tuple[int, int, bool]] = []
     view = teacher.Teacher.view
 
-    def noting(self: Any, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        states, posterior = view(self, batch)
+    def noting(self: Any, batch: Any) -> tuple[torch.Tensor, dict[str, Any]]:
+        states, more = view(self, batch)
+        posterior = more["posterior"]
+        assert 1 <= more["alpha_pos"] <= 4
         assert (states != batch.states).sum() <= (batch.states != 0).sum()
         hidden = (states == 0) & (batch.states != 0)
         told.append((batch.plan.epoch, int(hidden.sum()), bool((posterior[hidden] > 0).all())))
-        return states, posterior
+        return states, more
 
     monkeypatch.setattr(teacher.Teacher, "view", noting)
     auto(work)
@@ -156,7 +158,7 @@ def test_what_the_loss_is_told(work: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert all(there for _, _, there in told)
 
 
-def test_one_head_counts_and_the_other_says_which(work: Path) -> None:
+def test_one_head_counts_and_both_say_which(work: Path) -> None:
     """The first table, once more from the model that stage 1 left, image by image."""
     with pytest.raises(Stopped):
         auto(work, watcher=AtStep(1))
@@ -177,7 +179,12 @@ def test_one_head_counts_and_the_other_says_which(work: Path) -> None:
         seen.update(logits, unknown)
         told.append((seen, HeldOut(logits[position, classes].double().numpy(), classes, states)))
     shares = calibrate(*told[0], store.counts(), images=len(store))
-    wanted = rescaled(shares, *told[1], store.counts())
+    parts = [(rescaled(shares, *each, store.counts()), each[1]) for each in (told[1], told[0])]
+    odds = mixture(parts, store.counts())([ranks, counts])
+    seen = LogitHistogram(len(CLASSES))
+    seen.update(odds, unknown)
+    held_odds = HeldOut(odds[position, classes].double().numpy(), classes, states)
+    wanted = rescaled(shares, seen, held_odds, store.counts())
     for name in ("share", "prior", "shift", "slope"):
         found = getattr(table.calibration, name)
         np.testing.assert_allclose(found, getattr(wanted, name), rtol=1e-4, atol=1e-5)
@@ -186,7 +193,7 @@ def test_one_head_counts_and_the_other_says_which(work: Path) -> None:
     mean = [entry.mean for entry in prior.classes.values()]
     np.testing.assert_allclose(mean, told[0][0].mean(), rtol=1e-5)
     unknown[position, classes] = True
-    posterior = wanted.posterior(ranks) * unknown
+    posterior = wanted.posterior(odds) * unknown
     torch.testing.assert_close(table.dense(rows, posterior.device), posterior, rtol=0, atol=2e-3)
 
 
@@ -255,6 +262,7 @@ KILLED: dict[str, tuple[Any, str, int, bool]] = {
     "when the first table is there": (PosteriorWriter, "finish", 0, True),
     "while the average is asked": (PosteriorWriter, "write", 8, False),
     "before the second table is there": (PosteriorWriter, "finish", 1, False),
+    "before the last table is there": (PosteriorWriter, "finish", 2, False),
     "when the second table is there and no checkpoint": (PosteriorWriter, "finish", 1, True),
     "when the prior is written": (Prior, "write", 0, True),
     "in the first step of all": (teacher.Teacher, "view", 0, False),
@@ -469,14 +477,24 @@ def test_on_a_gpu(work: Path, images: str, capture: bool) -> None:
 
 def test_the_first_stage_may_be_another(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With images of another size and another seed: it is asked with those it knows."""
-    sizes: list[tuple[int, int]] = []
+    sizes: list[int] = []
+    models: list[int] = []
     held: list[set[tuple[int, int, int]]] = []
     ask, calibrate = teacher.ask, firststage.calibrate
 
-    def asking(model: Any, batches: Any, rows: Any, store: LabelStore, **more: Any) -> Any:
-        sizes.append((model.info.size, next(iter(batches(rows[:1]))).images.shape[-1]))
+    def asking(source: Any, batches: Any, rows: Any, store: LabelStore, **more: Any) -> Any:
+        sizes.append(next(iter(batches(rows[:1]))).images.shape[-1])
         held.append(set(zip(*(part.tolist() for part in store.batch(rows)), strict=True)))
-        return ask(model, batches, rows, store, **more)
+        return ask(source, batches, rows, store, **more)
+
+    for name in ("head_of", "heads_of"):
+        source = getattr(teacher, name)
+
+        def made_of(model: Any, precision: str, source: Any = source) -> Any:
+            models.append(model.info.size)
+            return source(model, precision)
+
+        monkeypatch.setattr(teacher, name, made_of)
 
     def calibrating(seen: Any, there: Any, *given: Any, **more: Any) -> Any:
         assert len(there.logits) == len(held[0])
@@ -490,14 +508,15 @@ def test_the_first_stage_may_be_another(work: Path, monkeypatch: pytest.MonkeyPa
         "images": {"size": 24},
     }
     auto(work, prior={"stage1": other, "sample": 40})
-    assert sizes == [(24, 24), (32, 32)]
+    assert sizes == [24, 24, 32, 32, 32, 32]
+    assert models == [24, 32, 32]
     config = RunFolder(work / "run" / "stage1").config
     assert (config.train.epochs, config.train.seed, config.train.hold_out) == (1, 5, True)
     store = LabelStore.open(work / "data.labels").split("train")
     _, wanted = hold_out(store, held_out_share(store.counts()), seed=5)
     rows = np.arange(len(store))
     not_shown = set(zip(*(part.tolist() for part in wanted.batch(rows)), strict=True))
-    assert held == [not_shown] * 2  # and not what the seed of the second stage would hold out
+    assert held == [not_shown] * 6  # and not what the seed of the second stage would hold out
 
 
 def test_held_out_labels_are_not_trained_on(work: Path) -> None:

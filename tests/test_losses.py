@@ -604,6 +604,15 @@ def test_a_sure_posterior_is_a_label(batch: tuple[Tensor, Tensor]) -> None:
     torch.testing.assert_close(case.gradient(logits, states), as_present, rtol=1e-12, atol=0)
 
 
+def test_the_weight_of_known_labels_is_that_of_the_call_unless_it_was_set() -> None:
+    logits, states = random_batch(5, 8, seed=32)
+    told = {"posterior": torch.full_like(logits, 0.25), "alpha_pos": 3.0}
+    as_told = build_loss("auto")(logits, states, **told)
+    for set_to in (1.0, 3.0):
+        loss = build_loss("auto", alpha_pos=set_to)(logits, states, **told)
+        assert torch.equal(loss, as_told) is (set_to == 3.0)
+
+
 def test_the_posterior_of_a_known_label_does_not_matter_and_none_is_learnt() -> None:
     logits, states = random_batch(5, 8, seed=31)
     case = Case("auto", {"posterior": reference.POSTERIOR}, 5, 8)

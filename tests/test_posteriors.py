@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from collections.abc import Callable
@@ -13,19 +14,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from partlabel.calibrate import Calibration, HeldOut
+from partlabel.calibrate import Calibration, HeldOut, Mixture
 from partlabel.errors import StoreError
-from partlabel.histogram import LogitHistogram
 from partlabel.holdout import hold_out
 from partlabel.model import build_model
 from partlabel.store import LabelStore
+from partlabel.training import teacher as teachers
+from partlabel.training.asking import Source, Told, ask, beside, head_of, heads_of, mixed
 from partlabel.training.order import Order
 from partlabel.training.posteriors import KEPT, Posteriors, PosteriorWriter
 from partlabel.training.processes import Processes
 from partlabel.training.rundata import Part
 from partlabel.training.scoring import Counting, Seen
 from partlabel.training.supply import Resident, Streamed
-from partlabel.training.teacher import Teacher, ask
+from partlabel.training.teacher import Teacher
 from tests.test_dataset import COUNT, CPU, make_part, make_supply
 
 IMAGES = 9
@@ -162,6 +164,9 @@ DAMAGE: dict[str, Callable[[Path], Any]] = {
     "empty calibration": lambda folder: (folder / "calibration.json").write_text(""),
     "no table of numbers": lambda folder: (folder / "calibration.json").write_text("3"),
     "half a calibration": lambda folder: (folder / "calibration.json").write_text('{"slope": 1}'),
+    "no weight": lambda folder: (folder / "calibration.json").write_text(
+        json.dumps(some_calibration(300).to_dict())
+    ),
     "flat logits": lambda folder: np.save(folder / "logits.npy", np.zeros(3, np.float16)),
 }
 
@@ -207,6 +212,9 @@ class Toy(nn.Module):
     def forward(self, colours: Tensor) -> Tensor:
         return self.drop(colours @ self.weight)
 
+    def both(self, colours: Tensor) -> tuple[Tensor, Tensor]:
+        return self(colours), self.drop(colours @ -self.weight.flip(1)) + 1
+
 
 def logits_of(model: Toy, part: Part, rows: Any) -> Tensor:
     supply = make_supply(Streamed, part, "none")
@@ -233,13 +241,12 @@ def test_a_model_is_asked_about_unknown_and_held_out_labels(
     writer = PosteriorWriter(tmp_path / "table", images=COUNT, classes=6)
     writer.make()
     heard: list[int] = []
-    seen, found = ask(
-        model.train(),  # type: ignore[arg-type]
+    ((seen, found, shown),) = ask(
+        head_of(model.train(), "fp32"),  # type: ignore[arg-type]
         make_supply(kind, part).listed,
         rows,
         held,
         processes=Processes(),
-        precision="fp32",
         writer=writer,
         seen_by=Seen(heard.append, nothing),
     )
@@ -255,6 +262,10 @@ def test_a_model_is_asked_about_unknown_and_held_out_labels(
     for c in range(6):
         mean = logits[torch.from_numpy(unknown[:, c]), c].clamp(-16, 16).double().sigmoid().mean()
         assert seen.mean()[c] == pytest.approx(float(mean), abs=1e-3)
+    known = part.store.dense(there) == 1
+    known[position, classes] = False
+    costs = [-math.log(sigmoid(float(z))) for z in logits[torch.from_numpy(known)]]
+    assert shown == pytest.approx(sum(costs) / len(costs), rel=1e-5)
     calibration = some_calibration(6)
     writer.finish(calibration)
     free = unknown.copy()
@@ -269,16 +280,73 @@ def test_no_image_that_can_be_read_gives_nothing() -> None:
     part = make_part(bad=range(COUNT))
     held = hold_out(part.store, 0.4, seed=1)[1]
     rows = np.arange(COUNT)
-    seen, found = ask(
-        Toy(),  # type: ignore[arg-type]
+    told = ask(
+        heads_of(Toy(), "fp32"),  # type: ignore[arg-type]
         make_supply(Streamed, part).listed,
         rows,
         held,
         processes=Processes(),
-        precision="fp32",
     )
-    assert not seen.labels.any()
-    assert [len(column) for column in found] == [0, 0, 0]
+    assert len(told) == 2
+    for seen, found, shown in told:
+        assert not seen.labels.any()
+        assert [len(column) for column in found] == [0, 0, 0]
+        assert math.isnan(shown)
+
+
+def test_several_models_are_asked_together(tmp_path: Path) -> None:
+    """Both heads of one, and what a table says: each as if it were asked alone."""
+    part, model = make_part(), Toy().eval()
+    held = hold_out(part.store, 0.4, seed=1)[1]
+    rows = np.arange(COUNT)
+    free = torch.ones(COUNT, 6, dtype=torch.bool)
+    table = written(tmp_path / "table", some_logits(COUNT, 6)[0], free, some_calibration(6))
+
+    def asked(source: Source) -> list[Told]:
+        listed = make_supply(Streamed, part).listed
+        return ask(source, listed, rows, held, processes=Processes())
+
+    heads = heads_of(model.train(), "fp32")  # type: ignore[arg-type]
+    assert not model.training
+    told = asked(beside(table, heads))
+    assert len(told) == beside(table, heads).models == 3
+    position, classes, _ = held.batch(rows)
+    before = table.log_odds(rows, CPU)[position, classes]
+    np.testing.assert_allclose(told[0].held.logits, before.numpy(), rtol=1e-6)
+    alone = asked(head_of(model, "fp32"))  # type: ignore[arg-type]
+    assert torch.equal(told[1].seen.counts, alone[0].seen.counts)
+    assert told[1].shown == alone[0].shown
+    with torch.no_grad():
+        both = [model.both(model.normalise(batch.images)) for batch in
+                make_supply(Streamed, part, "none").listed(rows)]  # fmt: skip
+    second = torch.cat([each[1] for each in both])[position, classes]
+    np.testing.assert_allclose(told[2].held.logits, second.numpy(), rtol=1e-5, atol=1e-5)
+    first, last = (Calibration(a, b, *[np.zeros(6)] * 3, random=True, capped=False)
+                   for a, b in ((1.0, 0.5), (0.5, 0.0)))  # fmt: skip
+    (one,) = asked(mixed(heads, Mixture((first, last), (0.25, 0.75))))
+    own = [np.clip(each.held.logits, -16, 16) for each in told[1:]]
+    wanted = 0.25 * (own[0] + 0.5) + 0.75 * 0.5 * own[1]
+    np.testing.assert_allclose(one.held.logits, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_log_odds_of_a_class_that_was_not_kept(tmp_path: Path) -> None:
+    """It may have been as likely as the least likely of those that were."""
+    logits, unknown = some_logits(IMAGES, 300)
+    unknown[5] = False
+    calibration = some_calibration(300)
+    table = written(tmp_path / "table", logits, unknown, calibration)
+    found = table.log_odds(np.arange(IMAGES), CPU)
+    for row in range(IMAGES):
+        there = sorted((c for c in range(300) if unknown[row, c]), key=lambda c: -logits[row, c])
+        kept, least = there[:KEPT], logits[row, there[KEPT - 1]] if there else 1e9
+        for c in range(0, 300, 7):
+            z = logits[row, c] if c in kept else least
+            inside = calibration.slope * min(max(float(z.half() if there else z), -16), 16)
+            if c in kept or unknown[row, c]:
+                assert found[row, c] == pytest.approx(
+                    inside + calibration.offset + calibration.shift[c], abs=1e-4
+                )
+    assert torch.isfinite(found).all()
 
 
 # ---------------------------------------------------------------- epochs
@@ -301,9 +369,17 @@ def make_teacher(folder: Path, part: Part, epochs: int) -> tuple[Teacher, LabelS
 
 @pytest.mark.parametrize(
     ("epochs", "again", "release"),
-    [(1, [], 0), (2, [1], 1), (3, [2], 2), (4, [2], 2), (5, [3], 3), (12, [8], 8), (30, [20], 20)],
+    [
+        (1, [], 0),
+        (2, [1], 1),
+        (3, [1, 2], 2),
+        (4, [1, 2], 2),
+        (5, [1, 3], 3),
+        (12, [4, 8], 8),
+        (30, [10, 20], 20),
+    ],
 )
-def test_the_average_is_asked_after_two_thirds(
+def test_the_average_is_asked_after_each_third(
     tmp_path: Path, epochs: int, again: list[int], release: int
 ) -> None:
     teacher, _ = make_teacher(tmp_path, make_part(), epochs)
@@ -311,13 +387,18 @@ def test_the_average_is_asked_after_two_thirds(
     assert teacher.release == release
 
 
-def test_the_loss_sees_the_labels_and_posteriors_of_its_epoch(tmp_path: Path) -> None:
+def test_the_loss_sees_the_labels_and_posteriors_of_its_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights: list[tuple[float, HeldOut]] = []
+    weigh = lambda *given: weights.append(given) or 2.5  # noqa: E731
+    monkeypatch.setattr(teachers, "weight_of_present", weigh)
     part = make_part(bad=(4,))
     teacher, held = make_teacher(tmp_path / "tables", part, 6)
     assert not teacher.begun()
-    calls: list[tuple[LogitHistogram, HeldOut]] = []
+    calls: list[Told] = []
 
-    def calibrated(*told: Any) -> Calibration:
+    def calibrated(told: Told) -> Calibration:
         assert not teacher.begun()  # what it writes beside is there before the table is
         calls.append(told)
         return some_calibration(6)
@@ -326,6 +407,7 @@ def test_the_loss_sees_the_labels_and_posteriors_of_its_epoch(tmp_path: Path) ->
     teacher.begin(Toy(seed=0), first, calibrated)  # type: ignore[arg-type]
     assert len(calls) == 1
     assert teacher.begun()
+    assert weights == [(calls[0].shown, calls[0].held)]
     order = Order(COUNT, 4, 0)
     batches = list(make_supply(Resident, part).steps(order, 0, 6 * order.steps))
     free = part.store.dense(np.arange(COUNT)) == 0
@@ -338,16 +420,18 @@ def test_the_loss_sees_the_labels_and_posteriors_of_its_epoch(tmp_path: Path) ->
         epoch = batch.plan.epoch
         if batch.plan.step % order.steps == 0 and epoch:
             teacher.end_epoch(epoch, Toy(seed=epoch))  # type: ignore[arg-type]
-            made = epoch if epoch == 4 else made
+            made = epoch if epoch in (2, 4) else made
             assert {path.name for path in (tmp_path / "tables").iterdir()} == {
-                f"epoch-{each:04d}" for each in (0, 4) if each <= made
+                f"epoch-{each:04d}" for each in (0, 2, 4) if each <= made
             }
-        states, posterior = teacher.view(batch)
+        states, told = teacher.view(batch)
+        posterior = told["posterior"]
         assert states.dtype == torch.int8
         wanted = less if epoch < 4 else whole
         np.testing.assert_array_equal(states.numpy(), wanted[batch.there])
         table = Posteriors(tmp_path / "tables" / f"epoch-{made:04d}")
         assert torch.equal(posterior, table.dense(batch.there, CPU))
+        assert told["alpha_pos"] == table.alpha_pos == 2.5
         assert (posterior > 0).numpy()[free[batch.there]].any()
         assert not posterior.numpy()[~free[batch.there]].any()
     assert made == 4
@@ -360,24 +444,26 @@ def test_a_batch_of_an_earlier_epoch_has_the_table_of_then(tmp_path: Path) -> No
     """As after a checkpoint from before the moving average was asked."""
     part = make_part()
     order = Order(COUNT, 4, 0)
-    batches = list(make_supply(Streamed, part, "none").steps(order, 0, 3 * order.steps))
+    batches = list(make_supply(Streamed, part, "none").steps(order, 0, 2 * order.steps))
 
     def fresh() -> Teacher:
-        return make_teacher(tmp_path, part, 3)[0]
+        return make_teacher(tmp_path, part, 2)[0]
 
     teacher = fresh()
     listed = make_supply(Streamed, part).listed
     teacher.begin(Toy(), listed, lambda *_: some_calibration(6))  # type: ignore[arg-type]
     before = [teacher.view(batch) for batch in batches[: order.steps]]
-    teacher.end_epoch(2, Toy(seed=1))  # type: ignore[arg-type]
-    teacher.view(batches[2 * order.steps])
+    teacher.end_epoch(1, Toy(seed=1))  # type: ignore[arg-type]
+    teacher.view(batches[order.steps])
     for again in (teacher, fresh()):
         assert again.begun()
         for batch, views in zip(batches, before, strict=False):
-            assert all(map(torch.equal, again.view(batch), views))
-    shutil.rmtree(tmp_path / "epoch-0002")
-    with pytest.raises(StoreError, match=r"epoch-0002: .* is gone; start anew with --fresh"):
-        fresh().view(batches[2 * order.steps])
+            states, told = again.view(batch)
+            assert torch.equal(states, views[0])
+            assert torch.equal(told["posterior"], views[1]["posterior"])
+    shutil.rmtree(tmp_path / "epoch-0001")
+    with pytest.raises(StoreError, match=r"epoch-0001: .* is gone; start anew with --fresh"):
+        fresh().view(batches[order.steps])
 
 
 def test_the_head_that_counts_is_the_second_one() -> None:

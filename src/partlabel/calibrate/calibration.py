@@ -54,7 +54,11 @@ class Calibration:
     _tensors: dict[torch.device, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     def posterior(self, logits: Tensor) -> Tensor:
-        """P(present) for unknown labels with these logits (B, C), float32, without a gradient.
+        """P(present) for unknown labels with these logits (B, C), float32, without a gradient."""
+        return self.log_odds(logits).sigmoid()
+
+    def log_odds(self, logits: Tensor) -> Tensor:
+        """The log odds of that probability.
 
         Logits count to 16 either way, as they did when the calibration was made.
         """
@@ -65,7 +69,7 @@ class Calibration:
             added = torch.from_numpy(self.offset + self.shift).float()
             self._tensors[logits.device] = added.to(logits.device)
         clipped = logits.detach().float().clamp(-REACH, REACH)
-        return (clipped * self.slope + self._tensors[logits.device]).sigmoid()
+        return clipped * self.slope + self._tensors[logits.device]
 
     def matched(self, seen: LogitHistogram) -> Calibration:
         """The calibration for logits of another model, seen at the same unknown labels.

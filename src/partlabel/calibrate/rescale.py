@@ -36,42 +36,65 @@ def rescaled(
         held: Its logits at annotated labels that it was not shown.
         counts: All annotations.
     """
-    slope = 1.0
-    present = held.states > 0
-    if min(present.sum(), (~present).sum()) >= _FEW:
-        slope = _best_slope(before, seen, held, counts)
+    slope = 1.0 if too_few(held) else _best_slope(before, seen, held, counts)
     logits, weight = seen.columns()
     shift = matching(slope * logits, weight, before.share)
     return replace(before, slope=slope, offset=0.0, shift=shift)
+
+
+def too_few(held: HeldOut) -> bool:
+    """Whether held-out annotations are too few to compare anything by."""
+    present = held.states > 0
+    return bool(min(present.sum(), (~present).sum()) < _FEW)
+
+
+def more_often(share: Floats, held: HeldOut, counts: ClassCounts) -> Floats:
+    """By how much the log odds of held-out annotations are above those of unknown labels.
+
+    Args:
+        share: (C,) the share of the unknown labels of each class that are present.
+        held: Annotations that were held out.
+        counts: All annotations.
+    """
+    known = counts.positives + counts.negatives
+    annotated = log_odds((counts.positives + 0.5) / (known + 1))
+    found: Floats = (annotated - log_odds(np.clip(share, LEAST, 1 - LEAST)))[held.classes]
+    return found
+
+
+def cost(odds: Floats, held: HeldOut) -> float:
+    """How unlikely held-out annotations are with these log odds, in nats."""
+    return float(np.logaddexp(0, -held.states.astype(np.float64) * odds).sum())
+
+
+def within_reach(held: HeldOut) -> Floats:
+    """The logits, as far as they count."""
+    return np.clip(held.logits, -REACH, REACH)
 
 
 def _best_slope(
     before: Calibration, seen: LogitHistogram, held: HeldOut, counts: ClassCounts
 ) -> float:
     logits, weight = _coarse(seen)
-    known = counts.positives + counts.negatives
-    annotated = log_odds((counts.positives + 0.5) / (known + 1))
-    share = np.clip(before.share, LEAST, 1 - LEAST)
-    more = (annotated - log_odds(share))[held.classes]
-    z, sign = np.clip(held.logits, -REACH, REACH), held.states.astype(np.float64)
+    more, z = more_often(before.share, held, counts), within_reach(held)
 
-    def cost(steepness: float) -> float:
+    def cost_at(steepness: float) -> float:
         slope = math.exp(steepness)
-        shift = matching(slope * logits, weight, share)[held.classes]
-        return float(np.logaddexp(0, -sign * (slope * z + shift + more)).sum())
+        shift = matching(slope * logits, weight, before.share)[held.classes]
+        return cost(slope * z + shift + more, held)
 
     low, high = -math.log(_STEEPEST), math.log(_STEEPEST)
     left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-    at_left, at_right = cost(left), cost(right)
+    at_left, at_right = cost_at(left), cost_at(right)
     for _ in range(_LOOKS - 2):
         if at_left < at_right:
             high, right, at_right = right, left, at_left
             left = high - _GOLDEN * (high - low)
-            at_left = cost(left)
+            at_left = cost_at(left)
         else:
             low, left, at_left = left, right, at_right
             right = low + _GOLDEN * (high - low)
-            at_right = cost(right)
+            at_right = cost_at(right)
     return math.exp((low + high) / 2)
 
 

@@ -30,6 +30,8 @@ class Auto(PartialLoss):
     Args:
         gamma_neg: Focusing of verified absent labels.
         gamma_unknown: Focusing of unknown labels, as far as they are absent.
+        alpha_pos: Weight of labels that are known to be present. Left out, it is what the trainer
+            finds, from 1 to 4; else 1.
         base: What PartialLoss takes.
 
     Example:
@@ -40,12 +42,27 @@ class Auto(PartialLoss):
         array([0.6931, 0.3466, 0.6931], dtype=float32)
     """
 
-    def __init__(self, *, gamma_neg: float = 1.0, gamma_unknown: float = 0.5, **base: Any) -> None:
+    def __init__(
+        self,
+        *,
+        gamma_neg: float = 1.0,
+        gamma_unknown: float = 0.5,
+        alpha_pos: float | None = None,
+        **base: Any,
+    ) -> None:
         super().__init__(**base)
         self.gamma_neg = number("gamma_neg", gamma_neg, 0.0)
         self.gamma_unknown = number("gamma_unknown", gamma_unknown, 0.0)
+        self.alpha_pos = None if alpha_pos is None else number("alpha_pos", alpha_pos, 0.0)
 
-    def forward(self, logits: Tensor, states: Tensor, *, posterior: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        logits: Tensor,
+        states: Tensor,
+        *,
+        posterior: Tensor | None = None,
+        alpha_pos: float = 1.0,
+    ) -> Tensor:
         """Compute the loss.
 
         Args:
@@ -53,6 +70,7 @@ class Auto(PartialLoss):
             states: int8 (B, C): +1 present, -1 verified absent, 0 unknown.
             posterior: Float (B, C), how probably each label is present; read where it is unknown.
                 None takes all unknown labels as absent.
+            alpha_pos: The weight of known present labels, where the settings leave it open.
         """
         logits = self.checked(logits, states)
         present, absent = present_term(logits), absent_term(logits)
@@ -62,7 +80,8 @@ class Auto(PartialLoss):
             q = _checked(posterior, logits)
             unknown = q * present + (1 - q) * unknown
         known = power(p, self.gamma_neg) * absent
-        return self.reduced(chosen(states, present, known, unknown))
+        weight = alpha_pos if self.alpha_pos is None else self.alpha_pos
+        return self.reduced(chosen(states, weight * present, known, unknown))
 
 
 def _checked(posterior: Tensor, logits: Tensor) -> Tensor:

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from partlabel.calibrate import Calibration, HeldOut, calibrate, calibrated_prior, rescaled
+from partlabel.calibrate import Calibration, calibrate, calibrated_prior
 from partlabel.errors import ClassMismatchError, UsageError
 from partlabel.estimate import estimate_prior, sample_rows
-from partlabel.histogram import LogitHistogram
 from partlabel.model import Classifier
 from partlabel.prior import Prior
+from partlabel.training.asking import Told, ask, head_of
 from partlabel.training.dataset import Skipped
 from partlabel.training.runfolder import RunFolder
 from partlabel.training.scoring import Batches, Seen, chosen_precision, counting, histogram
-from partlabel.training.teacher import Teacher, ask
+from partlabel.training.teacher import Teacher
 from partlabel.training.trained import load_model
 
 if TYPE_CHECKING:
@@ -70,17 +70,21 @@ class FirstStage:
             rows = sample_rows(store.images, settings.images, seed=self.config.train.seed)
         self.run.watcher.say(f"estimating the prior on {len(rows):,} images")
         batches, skipped = self._batches(model), list[Skipped]()
+        precision = chosen_precision(self.config.train.precision, self.run.processes.device)
         common: dict[str, Any] = {
             "processes": self.run.processes,
-            "precision": chosen_precision(self.config.train.precision, self.run.processes.device),
             "seen_by": Seen(self.run.supplies.counting("the prior", len(rows)), skipped.extend),
         }
         if settings.use == "calibrated":
             held = self.run.held_back(folder.config.train.seed)[1]
-            _, prior = self._calibrated(*ask(counting(model), batches, rows, held, **common))
+            source = head_of(counting(model), precision)
+            (told,) = ask(source, batches, rows, held, **common)
+            _, prior = self._calibrated(told)
         else:
             number = len(store.classes)
-            seen = histogram(counting(model), batches, rows, num_classes=number, **common)
+            seen = histogram(
+                counting(model), batches, rows, num_classes=number, precision=precision, **common
+            )
             with self._warnings():
                 prior = estimate_prior(
                     seen, store.classes, store.counts(), images=len(store), use=settings.use
@@ -93,13 +97,13 @@ class FirstStage:
         config = self.config.replaced(images={"size": model.info.size})
         return self.run.supplies.of(config, self.run.whole, training=True).listed
 
-    def _calibrated(self, seen: LogitHistogram, held: HeldOut) -> tuple[Calibration, Prior]:
+    def _calibrated(self, told: Told) -> tuple[Calibration, Prior]:
         """What logits at unknown and at held-out labels say of all classes."""
         store = self.run.whole.store
         counts, images = store.counts(), len(store)
         with self._warnings():
-            found = calibrate(seen, held, counts, images=images)
-        return found, calibrated_prior(found, seen, store.classes, counts, images=images)
+            found = calibrate(told.seen, told.held, counts, images=images)
+        return found, calibrated_prior(found, told.seen, store.classes, counts, images=images)
 
     def _refuse_all_seen(self, folder: RunFolder) -> None:
         if not folder.config.train.hold_out:
@@ -138,20 +142,13 @@ class FirstStage:
         first()
         self.run.watcher.say(f"asking it about {len(whole.store):,} images")
 
-        def calibrated(seen: LogitHistogram, held: HeldOut) -> Calibration:
-            if model.auxiliary is None:
-                found, prior = self._calibrated(seen, held)
-            else:
-                rows, counts = np.arange(len(whole.store)), whole.store.counts()
-                by_share = ask(counting(model), batches, rows, teacher.held, **teacher.asking())
-                found, prior = self._calibrated(*by_share)
-                found = rescaled(found, seen, held, counts)
+        def calibrated(told: Told) -> Calibration:
+            found, prior = self._calibrated(told)
             self.run.supplies.report(skipped, whole, self.run.folder, "skipped-posteriors.csv")
             if self.run.processes.main:
                 prior.write(self.run.folder.path / "prior.csv")
             return found
 
         model = self._model_of(first.folder)
-        batches = self._batches(model)
-        teacher.begin(model, batches, calibrated)
+        teacher.begin(model, self._batches(model), calibrated)
         return teacher

@@ -40,23 +40,38 @@ class Posteriors:
         try:
             state = json.loads((folder / "calibration.json").read_text(encoding="utf-8"))
             self.calibration = Calibration.from_dict(state)
+            self.alpha_pos = float(state["alpha_pos"])
+            """The weight of labels that are known to be present."""
             self.logits = np.load(folder / "logits.npy", mmap_mode="r")
             whole = self.logits.shape[1] == len(self.calibration.shift)
             self.codes = None if whole else np.load(folder / "codes.npy", mmap_mode="r")
-        except (OSError, ValueError, TypeError, EOFError, IndexError) as error:
+        except (OSError, ValueError, TypeError, EOFError, LookupError) as error:
             what = f"{folder}: what a model said of unknown labels cannot be read ({error})"
             raise StoreError(f"{what}; start anew with --fresh") from error
 
     def dense(self, rows: Rows, device: torch.device) -> Tensor:
         """The posteriors of some images, float32 (B, C); meant for unknown labels only."""
-        logits = sent(self.logits[rows], device).float()
-        if self.codes is not None:
-            codes = sent(self.codes[rows].astype(np.int64), device)
-            classes = len(self.calibration.shift)
-            spread = torch.full((len(rows), classes), _NEVER, device=device)
-            logits = spread.scatter_(1, codes, logits)
+        logits = self._spread(sent(self.logits[rows], device).float(), rows, _NEVER)
         found = self.calibration.posterior(logits)
         return torch.where(logits > _NEVER, found, 0.0)
+
+    def log_odds(self, rows: Rows, device: torch.device) -> Tensor:
+        """The log odds of some images, float32 (B, C), to be mixed with those of another model.
+
+        A class that was not kept may have been as likely as the least that was.
+        """
+        logits = sent(self.logits[rows], device).float()
+        least = torch.where(logits > _NEVER, logits, torch.inf).amin(1, keepdim=True)
+        return self.calibration.log_odds(self._spread(logits, rows, least))
+
+    def _spread(self, logits: Tensor, rows: Rows, rest: Tensor | float) -> Tensor:
+        """The logits (B, kept) as (B, C), with something in place of those that were not kept."""
+        if self.codes is None:
+            return logits
+        codes = sent(self.codes[rows].astype(np.int64), logits.device)
+        spread = logits.new_empty((len(rows), len(self.calibration.shift)))
+        spread.copy_(rest if isinstance(rest, Tensor) else logits.new_tensor(rest))
+        return spread.scatter_(1, codes, logits)
 
 
 class PosteriorWriter:
@@ -119,9 +134,9 @@ class PosteriorWriter:
                 part.flush()
         self._logits = self._codes = None
 
-    def finish(self, calibration: Calibration) -> None:
+    def finish(self, calibration: Calibration, *, alpha_pos: float = 1.0) -> None:
         """Make the table complete; done by one process, when all have written."""
-        text = json.dumps(calibration.to_dict())
+        text = json.dumps({**calibration.to_dict(), "alpha_pos": alpha_pos})
         try:
             with (self.temporary / "calibration.json").open("w", encoding="utf-8") as file:
                 file.write(text + "\n")

@@ -2,10 +2,10 @@
 
 The first stage was not shown some annotations. What its head in Ignore mode says there and at
 unknown labels makes a calibration (partlabel.calibrate): how many unknown labels of each class are
-present. Which ones, its other head knows better, which was trained by the paper's loss: its logits
-are scaled by the held-out annotations, and shifted until as many of each class are present. After
-two thirds of the training the model's own moving average is asked instead, in the same way. Then
-all annotations are used.
+present. Which ones, its other head may know better, which was trained by the paper's loss: both are
+scaled by the held-out annotations, shifted until as many of each class are present, and mixed as
+those annotations say. After a third and two thirds of the training the model's own moving average
+is mixed in, in the same way. Then all annotations are used.
 """
 
 from __future__ import annotations
@@ -15,75 +15,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from partlabel.calibrate import Calibration, HeldOut, rescaled
+from partlabel.calibrate import Calibration, mixture, rescaled, weight_of_present
 from partlabel.errors import StoreError
-from partlabel.histogram import LogitHistogram
+from partlabel.estimate import sample_rows
 from partlabel.model import Classifier
 from partlabel.store import LabelStore
 from partlabel.tables import Rows
+from partlabel.training.asking import Source, Told, ask, beside, head_of, heads_of, mixed
 from partlabel.training.dataset import OnDevice
 from partlabel.training.posteriors import Posteriors, PosteriorWriter, sent
 from partlabel.training.processes import Processes
-from partlabel.training.scoring import Batches, Counting, Seen, precision_context
+from partlabel.training.scoring import Batches, Seen
 
-
-@torch.inference_mode()
-def ask(
-    model: Classifier | Counting,
-    batches: Batches,
-    rows: Rows,
-    held: LabelStore,
-    *,
-    processes: Processes,
-    precision: str,
-    writer: PosteriorWriter | None = None,
-    seen_by: Seen | None = None,
-) -> tuple[LogitHistogram, HeldOut]:
-    """The logits of a model at unknown labels, as a histogram, and at labels that were held out.
-
-    Args:
-        model: Is left in evaluation mode.
-        batches: Of images with all their labels, held-out ones too.
-        rows: Which images.
-        held: The labels that the model was not shown.
-        processes: Each takes its share of the images; all get everything.
-        precision: Of the forward pass.
-        writer: Keeps the likeliest classes of each image.
-        seen_by: Hears of every batch.
-    """
-    context = precision_context(processes.device, precision)
-    seen = LogitHistogram(len(held.classes), processes.device)
-    logits_there, labels_there = [], []
-    model.eval()
-    for batch in batches(rows[processes.rank :: processes.world]):
-        if seen_by is not None:
-            seen_by.see(batch)
-        if not len(batch.there):
-            continue
-        with context():
-            logits = model(model.normalise(batch.images)).float()
-        unknown = batch.states == 0
-        seen.update(logits, unknown)
-        position, classes, states = held.batch(batch.there)
-        at = tuple(torch.from_numpy(part).to(logits.device) for part in (position, classes))
-        logits_there.append(logits[at])
-        labels_there.append((classes, states))
-        if writer is not None:
-            unknown[at] = True  # to the training they are unknown for a while
-            writer.write(batch.there, logits, unknown)
-    if writer is not None:
-        writer.flush()
-    seen.all_reduce()
-    own = (
-        torch.cat(logits_there).double().cpu().numpy() if logits_there else np.zeros(0),
-        np.concatenate([c for c, _ in labels_there]) if labels_there else np.zeros(0, np.int64),
-        np.concatenate([s for _, s in labels_there]) if labels_there else np.zeros(0, np.int8),
-    )
-    parts = zip(*processes.gather(own), strict=True)
-    return seen, HeldOut(*(np.concatenate(part) for part in parts))
+_ENOUGH = 1 << 16
+"""Images by which it is found out how to mix, beside those with held-out labels."""
 
 
 class Teacher:
@@ -114,7 +61,7 @@ class Teacher:
     ) -> None:
         self.store, self.held, self.batches, self.folder = store, held, batches, folder
         self.processes, self.precision, self.counting = processes, precision, counting
-        self.again = sorted({2 * epochs // 3} - {0})
+        self.again = sorted({epochs // 3, 2 * epochs // 3} - {0})
         """After so many epochs the moving average is asked."""
         self.release = max(self.again, default=0)
         """The first epoch in which all annotations are used."""
@@ -125,54 +72,80 @@ class Teacher:
         return bool(self.processes.from_main(self._path(0).is_dir()))
 
     def begin(
-        self,
-        model: Classifier,
-        batches: Batches,
-        calibrated: Callable[[LogitHistogram, HeldOut], Calibration],
+        self, model: Classifier, batches: Batches, calibrated: Callable[[Told], Calibration]
     ) -> None:
         """Make the first table; called on all processes.
 
         Args:
-            model: Of the first stage.
+            model: Of the first stage, with an auxiliary head.
             batches: Gives images as they are, with all their labels, of the size that it takes.
-            calibrated: Makes a calibration of its logits; what else it does is done for good.
+            calibrated: Makes a calibration of what the auxiliary head says; what else it does is
+                done for good.
         """
-        writer = self._writer(0)
-        self._finish(writer, calibrated(*self._ask(model, batches, writer)))
+        source = heads_of(model, self.precision)
+        told = self._ask(source, batches, np.arange(len(self.store)))
+        alpha_pos = weight_of_present(told[-1].shown, told[-1].held)
+        self._make(0, calibrated(told[-1]), source, told, batches, alpha_pos)
 
     def end_epoch(self, done: int, average: Classifier) -> None:
-        """After some epochs: ask the moving average, if it is time; called on all processes."""
+        """After some epochs: mix in the moving average, if it is time; called on all processes."""
         if done not in self.again:
             return
-        writer = self._writer(done)
-        seen, held = self._ask(average, self.batches, writer)
-        before = self._table(done - 1).calibration
-        self._finish(writer, rescaled(before, seen, held, self.store.counts()))
+        before = self._table(done - 1)
+        source = beside(before, head_of(average, self.precision))
+        told = self._ask(source, self.batches, self._some())
+        self._make(done, before.calibration, source, told, self.batches, before.alpha_pos)
 
-    def view(self, batch: OnDevice) -> tuple[Tensor, Tensor]:
-        """States and posteriors of a batch, as the loss is to see them in its epoch."""
-        posterior = self._table(batch.plan.epoch).dense(batch.there, self.processes.device)
+    def _some(self) -> Rows:
+        """All images where they are few, else a sample and all with held-out labels."""
+        sample = sample_rows(self.store.images, _ENOUGH, seed=0)
+        return np.union1d(sample, np.flatnonzero(np.diff(self.held.indptr)))
+
+    def _make(
+        self,
+        epoch: int,
+        before: Calibration,
+        source: Source,
+        told: list[Told],
+        batches: Batches,
+        alpha_pos: float,
+    ) -> None:
+        """A table by all models of a source, which were asked; the shares stay."""
+        counts = self.store.counts()
+        parts = [(rescaled(before, each.seen, each.held, counts), each.held) for each in told]
+        writer = self._writer(epoch)
+        one = mixed(source, mixture(parts, counts))
+        (last,) = self._ask(one, batches, np.arange(len(self.store)), writer)
+        self.processes.wait()
+        if self.processes.main:
+            writer.finish(rescaled(before, last.seen, last.held, counts), alpha_pos=alpha_pos)
+        self.processes.wait()
+        self._open = None
+
+    def view(self, batch: OnDevice) -> tuple[Tensor, dict[str, Any]]:
+        """The states of a batch as the loss is to see them in its epoch, and what it is told."""
+        table = self._table(batch.plan.epoch)
+        posterior = table.dense(batch.there, self.processes.device)
         states = batch.states
         if batch.plan.epoch < self.release:
             position, classes, _ = self.held.batch(batch.there)
             if len(position):
                 at = (sent(part, states.device) for part in (position, classes))
                 states = states.index_put(tuple(at), states.new_zeros(()))
-        return states, posterior
+        return states, {"posterior": posterior, "alpha_pos": table.alpha_pos}
 
     def _ask(
-        self, model: Classifier, batches: Batches, writer: PosteriorWriter
-    ) -> tuple[LogitHistogram, HeldOut]:
-        rows = np.arange(len(self.store))
-        return ask(model, batches, rows, self.held, writer=writer, **self.asking())
-
-    def asking(self) -> dict[str, Any]:
-        """How a model is asked."""
-        return {
-            "processes": self.processes,
-            "precision": self.precision,
-            "seen_by": self.counting(),
-        }
+        self, source: Source, batches: Batches, rows: Rows, writer: PosteriorWriter | None = None
+    ) -> list[Told]:
+        return ask(
+            source,
+            batches,
+            rows,
+            self.held,
+            processes=self.processes,
+            writer=writer,
+            seen_by=self.counting(),
+        )
 
     def _writer(self, epoch: int) -> PosteriorWriter:
         classes = len(self.store.classes)
@@ -181,13 +154,6 @@ class Teacher:
             made.make()
         self.processes.wait()
         return made
-
-    def _finish(self, writer: PosteriorWriter, calibration: Calibration) -> None:
-        self.processes.wait()
-        if self.processes.main:
-            writer.finish(calibration)
-        self.processes.wait()
-        self._open = None
 
     def _table(self, epoch: int) -> Posteriors:
         """The table that is used in an epoch: made at its begin, or the last one before."""
