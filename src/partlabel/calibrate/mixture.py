@@ -1,9 +1,10 @@
-"""Two models' logits as one, mixed by what held-out annotations say of both."""
+"""Several models' logits as one, mixed by what held-out annotations say of all."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from torch import Tensor
@@ -12,8 +13,8 @@ from partlabel.calibrate.calibration import Calibration, HeldOut
 from partlabel.calibrate.rescale import cost, more_often, too_few, within_reach
 from partlabel.store import ClassCounts
 
-WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Of the second of two models; likelihood is flat near its top, so that no finer steps pay."""
+PARTS = 4
+"""Weights are quarters; likelihood is flat near its top, so that no finer steps pay."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,9 +43,9 @@ class Mixture:
 
 
 def mixture(parts: Sequence[tuple[Calibration, HeldOut]], counts: ClassCounts) -> Mixture:
-    """The mixture of one model or two that makes held-out annotations most likely.
+    """The mixture of some models that makes held-out annotations most likely.
 
-    Where too few of them were held out to tell, both count the same.
+    Where too few of them were held out to tell, all count the same.
 
     Args:
         parts: For each model a calibration by :func:`rescaled`, and its logits at the same
@@ -52,15 +53,19 @@ def mixture(parts: Sequence[tuple[Calibration, HeldOut]], counts: ClassCounts) -
         counts: All annotations.
     """
     calibrations, held = [part for part, _ in parts], parts[0][1]
-    if len(parts) == 1:
-        return Mixture(calibrations, (1.0,))
-    if too_few(held):
-        return Mixture(calibrations, (0.5, 0.5))
+    if len(parts) == 1 or too_few(held):
+        return Mixture(calibrations, (1 / len(parts),) * len(parts))
     more = more_often(calibrations[0].share, held, counts)
-    one, two = (
+    odds = [
         part.slope * within_reach(there) + (part.offset + part.shift)[there.classes]
         for part, there in parts
-    )
-    costs = [cost((1 - weight) * one + weight * two + more, held) for weight in WEIGHTS]
-    best = WEIGHTS[int(np.argmin(costs))]
-    return Mixture(calibrations, (1 - best, best))
+    ]
+    choices = _weights(len(parts))
+    costs = [cost(np.tensordot(weights, odds, 1) + more, held) for weights in choices]
+    return Mixture(calibrations, choices[int(np.argmin(costs))])
+
+
+def _weights(number: int) -> list[tuple[float, ...]]:
+    """All ways to deal the quarters, more of them to the first models before."""
+    ways = [each for each in product(range(PARTS, -1, -1), repeat=number) if sum(each) == PARTS]
+    return [tuple(part / PARTS for part in each) for each in ways]

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from partlabel.annotation import has_budget
 from partlabel.calibrate.calibration import Calibration, HeldOut
 from partlabel.calibrate.fit import LEAST, log_odds, matching, platt, shifts, sigmoid
+from partlabel.calibrate.tilt import Samples, share_present
 from partlabel.histogram import REACH, Floats, LogitHistogram
 from partlabel.store import ClassCounts
 
@@ -29,7 +30,12 @@ Mask = npt.NDArray[np.bool_]
 
 
 def calibrate(
-    seen: LogitHistogram, held: HeldOut, counts: ClassCounts, *, images: int
+    seen: LogitHistogram,
+    held: HeldOut,
+    counts: ClassCounts,
+    *,
+    images: int,
+    samples: Samples | None = None,
 ) -> Calibration:
     """Calibrate a model that was trained to ignore unknown labels.
 
@@ -38,6 +44,8 @@ def calibrate(
         held: Its logits at annotated labels that it was not trained on, chosen at random.
         counts: All annotations, held-out ones included.
         images: How many images there are.
+        samples: Scores of labels of all states that know no label by heart, where there are such.
+            By them the shares are estimated, unless labels are missing at random.
 
     A class without verified negatives is not estimated: the model predicts it always. Its unknown
     labels count as absent, with a warning. One without any annotation gets the median share of the
@@ -46,6 +54,8 @@ def calibrate(
     known = counts.positives + counts.negatives
     bare = (counts.negatives == 0) & (known > 0)
     _check(seen, held, known, images)
+    if samples is not None and any(len(each.counts) != len(known) for each in samples):
+        raise ValueError(f"samples must be of {len(known)} classes")
     slope, offset = _line(held, bare)
     logits, weight = seen.columns()
     logits = slope * logits + offset
@@ -62,6 +72,11 @@ def calibrate(
         delta = np.full(len(trained), moved.mean())
         delta[usable] = moved
         share = sigmoid(trained + delta)
+        told = usable & (full | (not budget))
+        if samples is not None:
+            told &= (samples.present.labels > 0) & (samples.unknown.labels > 0)
+        if samples is not None and told.any():
+            share[told] = share_present(samples, told)
     if budget:  # a class that does not use it up has no other positives
         share = np.where(full, share, 0.0)
     share = _for_the_rest(share, bare, known)

@@ -1,4 +1,4 @@
-"""How much labels that are known to be present should weigh beside expected ones."""
+"""What held-out annotations say of a model: how much it knows, and how much of that by heart."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import math
 import numpy as np
 
 from partlabel.calibrate.calibration import HeldOut
-from partlabel.calibrate.rescale import too_few
+from partlabel.calibrate.fit import platt
+from partlabel.calibrate.rescale import cost, too_few, within_reach
 
 _MOST = 4.0
 
@@ -36,3 +37,21 @@ def weight_of_present(shown: float, held: HeldOut) -> float:
     elsewhere = float(np.logaddexp(0, -held.logits[held.states > 0]).mean())
     ratio = min(shown / elsewhere, 1.0) if elsewhere > 0 else 1.0
     return 1 + (_MOST - 1) * ratio**2
+
+
+def information(held: HeldOut) -> float:
+    """How much the logits tell of held-out annotations, in nats per label; 0 where they are few.
+
+    Example:
+        >>> states = np.tile([1, -1], 20)
+        >>> classes = np.zeros(40, np.int64)
+        >>> [round(information(HeldOut(z * states, classes, states)), 2) for z in (9.0, 0.0)]
+        [0.69, 0.0]
+    """
+    if too_few(held):
+        return 0.0
+    present, logits = held.states > 0, within_reach(held)
+    slope, offset = platt(logits, present)
+    share = float(present.mean())
+    entropy = -share * math.log(share) - (1 - share) * math.log1p(-share)
+    return entropy - cost(slope * logits + offset, held) / len(present)

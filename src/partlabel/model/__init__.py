@@ -89,7 +89,7 @@ class Classifier(nn.Module):
         self, backbone: nn.Module, width: int, info: ModelInfo, *, drop: float, seed: int
     ) -> None:
         super().__init__()
-        self.info = info
+        self.info, self.width = info, width
         self.backbone = backbone
         self.dropout = nn.Dropout(drop)
         self.head: nn.Module = nn.Linear(width, info.classes)
@@ -199,6 +199,11 @@ def build_model(  # noqa: PLR0913 - as many settings as a model has
     model = _assemble(info, drop, seed)
     fill_backbone(model.backbone, tensors, path)
     return model
+
+
+def trained_size(backbone: str) -> int:
+    """The side in pixels of the images that a backbone's weights were trained with; else 0."""
+    return int((_find_backbone(backbone)[1].get("input_size") or (0,))[-1])
 
 
 def synchronise_batch_norm(model: Classifier) -> Classifier:

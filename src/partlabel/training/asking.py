@@ -9,19 +9,23 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from partlabel.calibrate import HeldOut, Mixture
+from partlabel.calibrate import HeldOut, Mixture, Samples
 from partlabel.histogram import LogitHistogram
 from partlabel.losses.base import present_term
 from partlabel.model import Classifier
 from partlabel.store import LabelStore
 from partlabel.tables import Rows
 from partlabel.training.dataset import OnDevice
-from partlabel.training.posteriors import Posteriors, PosteriorWriter
+from partlabel.training.posteriors import Posteriors, PosteriorWriter, sent
 from partlabel.training.processes import Processes
 from partlabel.training.scoring import Batches, Counting, Seen, precision_context
+
+Logits = Callable[[OnDevice, Tensor], Sequence[Tensor]]
+"""Of a batch, given its labels (B, C) as a training sees them: float32 (B, C) by each model."""
 
 
 class Source(NamedTuple):
@@ -29,8 +33,9 @@ class Source(NamedTuple):
 
     models: int
     """How many logits each label gets."""
-    logits: Callable[[OnDevice], Sequence[Tensor]]
-    """Of a batch, float32 (B, C) by each."""
+    logits: Logits
+    sampled: bool = False
+    """Whether those of the last model know no label by heart, so that all are worth keeping."""
 
 
 class Told(NamedTuple):
@@ -42,12 +47,14 @@ class Told(NamedTuple):
     """At those that were held out."""
     shown: float
     """The mean cost -log p of present labels that were not; NaN where there is none."""
+    samples: Samples | None
+    """At labels of each state, where the source is sampled."""
 
 
 def head_of(model: Classifier | Counting, precision: str) -> Source:
     """A model, in evaluation mode."""
 
-    def logits(batch: OnDevice) -> list[Tensor]:
+    def logits(batch: OnDevice, _: Tensor) -> list[Tensor]:
         with precision_context(batch.images.device, precision)():
             return [model(model.normalise(batch.images)).float()]
 
@@ -58,7 +65,7 @@ def head_of(model: Classifier | Counting, precision: str) -> Source:
 def heads_of(model: Classifier, precision: str) -> Source:
     """A model with an auxiliary head, in evaluation mode: its head, and the auxiliary one."""
 
-    def logits(batch: OnDevice) -> list[Tensor]:
+    def logits(batch: OnDevice, _: Tensor) -> list[Tensor]:
         with precision_context(batch.images.device, precision)():
             return [each.float() for each in model.both(model.normalise(batch.images))]
 
@@ -66,18 +73,42 @@ def heads_of(model: Classifier, precision: str) -> Source:
     return Source(2, logits)
 
 
-def beside(table: Posteriors, source: Source) -> Source:
-    """What was said before, and then what a source says."""
+def said(table: Posteriors) -> Source:
+    """What was said before."""
+    return Source(1, lambda batch, _: [table.log_odds(batch.there, batch.images.device)])
 
-    def logits(batch: OnDevice) -> list[Tensor]:
-        return [table.log_odds(batch.there, batch.images.device), *source.logits(batch)]
 
-    return Source(1 + source.models, logits)
+def together(*sources: Source) -> Source:
+    """Some sources as one."""
+
+    def logits(batch: OnDevice, shown: Tensor) -> list[Tensor]:
+        return [each for source in sources for each in source.logits(batch, shown)]
+
+    return Source(sum(source.models for source in sources), logits, sources[-1].sampled)
 
 
 def mixed(source: Source, mixture: Mixture) -> Source:
     """A source as one model."""
-    return Source(1, lambda batch: [mixture(source.logits(batch))])
+    return Source(1, lambda batch, shown: [mixture(source.logits(batch, shown))])
+
+
+class Shown(NamedTuple):
+    """The labels of a batch."""
+
+    at: tuple[Tensor, Tensor]
+    """Which are held out: image and class."""
+    classes: npt.NDArray[np.int64]
+    states: npt.NDArray[np.int8]
+    """Of these."""
+    rest: Tensor
+    """int8 (B, C), the labels without them."""
+
+
+def shown_of(batch: OnDevice, held: LabelStore) -> Shown:
+    """The labels of a batch as a training sees them that some are held out of."""
+    position, classes, states = held.batch(batch.there)
+    at = sent(position, batch.states.device), sent(classes, batch.states.device)
+    return Shown(at, classes, states, batch.states.index_put(at, batch.states.new_zeros(())))
 
 
 @torch.inference_mode()
@@ -102,40 +133,50 @@ def ask(
         writer: Keeps the likeliest classes of each image, where the source is one model.
         seen_by: Hears of every batch.
     """
-    seen = [LogitHistogram(len(held.classes), processes.device) for _ in range(source.models)]
+    number = source.models
+    seen = [LogitHistogram(len(held.classes), processes.device) for _ in range(number)]
+    known = [LogitHistogram(len(held.classes), processes.device) for _ in "+-" if source.sampled]
     there: list[list[Tensor]] = [[] for _ in seen]
-    shown = torch.zeros(source.models + 1, dtype=torch.float64, device=processes.device)
+    costs = torch.zeros(number + 1, dtype=torch.float64, device=processes.device)
     labels = []
     for batch in batches(rows[processes.rank :: processes.world]):
         if seen_by is not None:
             seen_by.see(batch)
         if not len(batch.there):
             continue
-        logits, unknown = source.logits(batch), batch.states == 0
-        position, classes, states = held.batch(batch.there)
-        at = tuple(torch.from_numpy(part).to(unknown.device) for part in (position, classes))
-        labels.append((classes, states))
-        present = batch.states > 0
-        present[at] = False
-        shown[-1] += present.sum()
+        shown = shown_of(batch, held)
+        logits, unknown, present = (
+            source.logits(batch, shown.rest),
+            batch.states == 0,
+            shown.rest > 0,
+        )
+        labels.append((shown.classes, shown.states))
+        costs[-1] += present.sum()
         for i, (histogram, kept, each) in enumerate(zip(seen, there, logits, strict=True)):
             histogram.update(each, unknown)
-            kept.append(each[at])
-            shown[i] += (present_term(each) * present).sum()
+            kept.append(each[shown.at])
+            costs[i] += (present_term(each) * present).sum()
+        if known:
+            known[0].update(logits[-1], batch.states > 0)
+            known[1].update(logits[-1], batch.states < 0)
         if writer is not None:
-            unknown[at] = True  # to the training they are unknown for a while
-            writer.write(batch.there, logits[0], unknown)
+            # To the training what is held out is unknown for a while.
+            writer.write(batch.there, logits[0], shown.rest == 0)
     if writer is not None:
         writer.flush()
     classes = _joined([c for c, _ in labels], np.int64)
     states = _joined([s for _, s in labels], np.int8)
-    told = []
-    means = (processes.add(shown)[:-1] / shown[-1]).tolist()
-    for histogram, kept, mean in zip(seen, there, means, strict=True):
+    means = (processes.add(costs)[:-1] / costs[-1]).tolist()
+    for histogram in (*seen, *known):
         histogram.all_reduce()
+    told = []
+    for i, (histogram, kept) in enumerate(zip(seen, there, strict=True)):
         own = _joined([each.double().cpu().numpy() for each in kept], np.float64), classes, states
         parts = zip(*processes.gather(own), strict=True)
-        told.append(Told(histogram, HeldOut(*(np.concatenate(part) for part in parts)), mean))
+        samples = Samples(known[0], known[1], histogram) if known and i == number - 1 else None
+        told.append(
+            Told(histogram, HeldOut(*(np.concatenate(part) for part in parts)), means[i], samples)
+        )
     return told
 
 

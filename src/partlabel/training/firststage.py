@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from partlabel.calibrate import Calibration, calibrate, calibrated_prior
-from partlabel.errors import ClassMismatchError, UsageError
+from partlabel.calibrate import Calibration, calibrate, calibrated_prior, information
+from partlabel.config import Config
+from partlabel.errors import ClassMismatchError, PartlabelError, UsageError
 from partlabel.estimate import estimate_prior, sample_rows
 from partlabel.model import Classifier
 from partlabel.prior import Prior
-from partlabel.training.asking import Told, ask, head_of
+from partlabel.store import LabelStore
+from partlabel.tables import Rows
+from partlabel.training.asking import Source, Told, ask, head_of, together
 from partlabel.training.dataset import Skipped
+from partlabel.training.frozen import Frozen
 from partlabel.training.runfolder import RunFolder
 from partlabel.training.scoring import Batches, Seen, chosen_precision, counting, histogram
 from partlabel.training.teacher import Teacher
@@ -23,6 +27,9 @@ from partlabel.training.trained import load_model
 
 if TYPE_CHECKING:
     from partlabel.training.stages import Run
+
+_AS_MUCH = 0.5
+"""Of what a trained head tells of held-out annotations; frozen features that tell less are left."""
 
 
 class FirstStage:
@@ -78,8 +85,10 @@ class FirstStage:
         if settings.use == "calibrated":
             held = self.run.held_back(folder.config.train.seed)[1]
             source = head_of(counting(model), precision)
-            (told,) = ask(source, batches, rows, held, **common)
-            _, prior = self._calibrated(told)
+            frozen = self._frozen(folder.config, batches, rows, held)
+            source = source if frozen is None else together(source, frozen)
+            told = ask(source, batches, rows, held, **common)
+            _, prior = self._calibrated(told[0], told[1] if frozen is not None else None)
         else:
             number = len(store.classes)
             seen = histogram(
@@ -97,12 +106,36 @@ class FirstStage:
         config = self.config.replaced(images={"size": model.info.size})
         return self.run.supplies.of(config, self.run.whole, training=True).listed
 
-    def _calibrated(self, told: Told) -> tuple[Calibration, Prior]:
-        """What logits at unknown and at held-out labels say of all classes."""
+    def _frozen(
+        self, config: Config, batches: Batches, rows: Rows, held: LabelStore
+    ) -> Source | None:
+        """What the features say that a run began with; nothing where those were random."""
+        if config.model.weights == "none":
+            return None
+        run = self.run
+        try:
+            frozen = Frozen(config, run.processes.device)
+        except PartlabelError as error:  # of a run that was made elsewhere
+            run.watcher.say(f"warning: without the weights that {config.out} began with: {error}")
+            return None
+        run.watcher.say(f"learning classes from the features of {len(rows):,} images")
+        hears = Seen(run.supplies.counting("features", len(rows)), lambda _: None)
+        return frozen.learned(batches, rows, held, processes=run.processes, seen_by=hears)
+
+    def _calibrated(self, told: Told, beside: Told | None) -> tuple[Calibration, Prior]:
+        """What logits at unknown and at held-out labels say of all classes.
+
+        Args:
+            told: By the head that counts.
+            beside: By frozen features.
+        """
         store = self.run.whole.store
         counts, images = store.counts(), len(store)
+        samples = None
+        if beside and information(beside.held) >= _AS_MUCH * information(told.held):
+            samples = beside.samples
         with self._warnings():
-            found = calibrate(told.seen, told.held, counts, images=images)
+            found = calibrate(told.seen, told.held, counts, images=images, samples=samples)
         return found, calibrated_prior(found, told.seen, store.classes, counts, images=images)
 
     def _refuse_all_seen(self, folder: RunFolder) -> None:
@@ -140,15 +173,17 @@ class FirstStage:
             return teacher
         self.run.watcher.say("stage 1: a model that says which unknown labels are present")
         first()
-        self.run.watcher.say(f"asking it about {len(whole.store):,} images")
 
-        def calibrated(told: Told) -> Calibration:
-            found, prior = self._calibrated(told)
+        def calibrated(told: Told, beside: Told | None) -> Calibration:
+            found, prior = self._calibrated(told, beside)
             self.run.supplies.report(skipped, whole, self.run.folder, "skipped-posteriors.csv")
             if self.run.processes.main:
                 prior.write(self.run.folder.path / "prior.csv")
             return found
 
         model = self._model_of(first.folder)
-        teacher.begin(model, self._batches(model), calibrated)
+        batches, rows = self._batches(model), np.arange(len(whole.store))
+        frozen = self._frozen(first.folder.config, batches, rows, teacher.held)
+        self.run.watcher.say(f"asking it about {len(rows):,} images")
+        teacher.begin(model, batches, calibrated, frozen)
         return teacher

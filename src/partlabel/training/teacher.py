@@ -2,10 +2,11 @@
 
 The first stage was not shown some annotations. What its head in Ignore mode says there and at
 unknown labels makes a calibration (partlabel.calibrate): how many unknown labels of each class are
-present. Which ones, its other head may know better, which was trained by the paper's loss: both are
-scaled by the held-out annotations, shifted until as many of each class are present, and mixed as
-those annotations say. After a third and two thirds of the training the model's own moving average
-is mixed in, in the same way. Then all annotations are used.
+present. Which ones, its other head may know better, which was trained by the paper's loss, or the
+features that the backbone began with: all are scaled by the held-out annotations, shifted until as
+many of each class are present, and mixed as those annotations say. After a third and two thirds of
+the training the model's own moving average is mixed in, in the same way. Then all annotations are
+used.
 """
 
 from __future__ import annotations
@@ -23,9 +24,19 @@ from partlabel.estimate import sample_rows
 from partlabel.model import Classifier
 from partlabel.store import LabelStore
 from partlabel.tables import Rows
-from partlabel.training.asking import Source, Told, ask, beside, head_of, heads_of, mixed
+from partlabel.training.asking import (
+    Source,
+    Told,
+    ask,
+    head_of,
+    heads_of,
+    mixed,
+    said,
+    shown_of,
+    together,
+)
 from partlabel.training.dataset import OnDevice
-from partlabel.training.posteriors import Posteriors, PosteriorWriter, sent
+from partlabel.training.posteriors import Posteriors, PosteriorWriter
 from partlabel.training.processes import Processes
 from partlabel.training.scoring import Batches, Seen
 
@@ -72,27 +83,34 @@ class Teacher:
         return bool(self.processes.from_main(self._path(0).is_dir()))
 
     def begin(
-        self, model: Classifier, batches: Batches, calibrated: Callable[[Told], Calibration]
+        self,
+        model: Classifier,
+        batches: Batches,
+        calibrated: Callable[[Told, Told | None], Calibration],
+        frozen: Source | None = None,
     ) -> None:
         """Make the first table; called on all processes.
 
         Args:
             model: Of the first stage, with an auxiliary head.
             batches: Gives images as they are, with all their labels, of the size that it takes.
-            calibrated: Makes a calibration of what the auxiliary head says; what else it does is
-                done for good.
+            calibrated: Makes a calibration of what the auxiliary head says, and the frozen features
+                where there are such; what else it does is done for good.
+            frozen: What the features said that the backbone began with.
         """
-        source = heads_of(model, self.precision)
+        heads = heads_of(model, self.precision)
+        source = heads if frozen is None else together(heads, frozen)
         told = self._ask(source, batches, np.arange(len(self.store)))
-        alpha_pos = weight_of_present(told[-1].shown, told[-1].held)
-        self._make(0, calibrated(told[-1]), source, told, batches, alpha_pos)
+        counting, beside = told[1], told[2] if frozen is not None else None
+        alpha_pos = weight_of_present(counting.shown, counting.held)
+        self._make(0, calibrated(counting, beside), source, told, batches, alpha_pos)
 
     def end_epoch(self, done: int, average: Classifier) -> None:
         """After some epochs: mix in the moving average, if it is time; called on all processes."""
         if done not in self.again:
             return
         before = self._table(done - 1)
-        source = beside(before, head_of(average, self.precision))
+        source = together(said(before), head_of(average, self.precision))
         told = self._ask(source, self.batches, self._some())
         self._make(done, before.calibration, source, told, self.batches, before.alpha_pos)
 
@@ -126,12 +144,8 @@ class Teacher:
         """The states of a batch as the loss is to see them in its epoch, and what it is told."""
         table = self._table(batch.plan.epoch)
         posterior = table.dense(batch.there, self.processes.device)
-        states = batch.states
-        if batch.plan.epoch < self.release:
-            position, classes, _ = self.held.batch(batch.there)
-            if len(position):
-                at = (sent(part, states.device) for part in (position, classes))
-                states = states.index_put(tuple(at), states.new_zeros(()))
+        free = batch.plan.epoch >= self.release
+        states = batch.states if free else shown_of(batch, self.held).rest
         return states, {"posterior": posterior, "alpha_pos": table.alpha_pos}
 
     def _ask(
