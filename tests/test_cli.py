@@ -6,6 +6,7 @@ import csv
 import json
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -185,3 +186,27 @@ def test_long_reading_says_how_far_it_is(in_tmp: Path) -> None:
     assert "x.csv: 100%" in done.stderr
     assert "rows/s" in done.stderr
     assert "s left" in done.stderr
+
+
+def test_a_warning_of_ours_is_a_line_and_said_once() -> None:
+    """Those of others come as Python shows them."""
+    program = """
+        import warnings
+        from partlabel import cli
+
+        def main():
+            for file in (cli.__file__, cli.__file__, "elsewhere.py"):
+                for line in (1, 2):
+                    warnings.warn_explicit("no class [can] be scored", UserWarning, file, line)
+            raise SystemExit(0)
+
+        cli.main = main
+        cli.run()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == ""
+    ours, *others = done.stderr.splitlines()
+    assert ours == "warning: no class [can] be scored"
+    assert sum("elsewhere.py" in line for line in others) == 2
+    assert not any("cli.py" in line for line in others)

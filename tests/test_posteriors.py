@@ -20,7 +20,7 @@ from partlabel.holdout import hold_out
 from partlabel.model import build_model
 from partlabel.store import LabelStore
 from partlabel.training import teacher as teachers
-from partlabel.training.asking import Source, Told, ask, beside, head_of, heads_of, mixed
+from partlabel.training.asking import Source, Told, ask, head_of, heads_of, mixed, said, together
 from partlabel.training.order import Order
 from partlabel.training.posteriors import KEPT, Posteriors, PosteriorWriter
 from partlabel.training.processes import Processes
@@ -241,7 +241,7 @@ def test_a_model_is_asked_about_unknown_and_held_out_labels(
     writer = PosteriorWriter(tmp_path / "table", images=COUNT, classes=6)
     writer.make()
     heard: list[int] = []
-    ((seen, found, shown),) = ask(
+    ((seen, found, shown, samples),) = ask(
         head_of(model.train(), "fp32"),  # type: ignore[arg-type]
         make_supply(kind, part).listed,
         rows,
@@ -251,6 +251,7 @@ def test_a_model_is_asked_about_unknown_and_held_out_labels(
         seen_by=Seen(heard.append, nothing),
     )
     assert sum(heard) == len(there)
+    assert samples is None
     assert not model.training
     position, classes, states = held.batch(np.array(there))
     assert len(position) > 10
@@ -288,7 +289,7 @@ def test_no_image_that_can_be_read_gives_nothing() -> None:
         processes=Processes(),
     )
     assert len(told) == 2
-    for seen, found, shown in told:
+    for seen, found, shown, _ in told:
         assert not seen.labels.any()
         assert [len(column) for column in found] == [0, 0, 0]
         assert math.isnan(shown)
@@ -308,8 +309,9 @@ def test_several_models_are_asked_together(tmp_path: Path) -> None:
 
     heads = heads_of(model.train(), "fp32")  # type: ignore[arg-type]
     assert not model.training
-    told = asked(beside(table, heads))
-    assert len(told) == beside(table, heads).models == 3
+    every = together(said(table), heads)
+    told = asked(every)
+    assert len(told) == every.models == 3
     position, classes, _ = held.batch(rows)
     before = table.log_odds(rows, CPU)[position, classes]
     np.testing.assert_allclose(told[0].held.logits, before.numpy(), rtol=1e-6)
@@ -398,7 +400,8 @@ def test_the_loss_sees_the_labels_and_posteriors_of_its_epoch(
     assert not teacher.begun()
     calls: list[Told] = []
 
-    def calibrated(told: Told) -> Calibration:
+    def calibrated(told: Told, beside: Told | None) -> Calibration:
+        assert beside is None
         assert not teacher.begun()  # what it writes beside is there before the table is
         calls.append(told)
         return some_calibration(6)

@@ -111,7 +111,8 @@ def _partial(store: LabelStore, counts: ClassCounts) -> Recommendation:
         )
     return Recommendation(
         "auto",
-        'ce with unknown = "ignore" if that can be, else selective with prior.source = "online"',
+        'ce with unknown = "ignore" where labels are missing at random, else selective with '
+        'prior.source = "online"',
         "some labels, by a rule that counts do not tell",
         (
             f"if unknown labels were present as often as annotated ones, an image would show "

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -58,12 +61,27 @@ def run() -> NoReturn:
     It ends without tearing the interpreter down: with torch and Arrow in one process that aborts
     now and then (a thread of theirs is still starting), and the exit code would be lost.
     """
+    warnings.showwarning = _warned(warnings.showwarning)
     try:
         main()
     except SystemExit as ended:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(ended.code if isinstance(ended.code, int) else 1)
+
+
+def _warned(otherwise: Callable[..., None]) -> Callable[..., None]:
+    """Show warnings of this package as a line, each text once; others as ever."""
+    here, said = Path(__file__).parent, set[str]()
+
+    def show(message: Warning | str, category: type[Warning], filename: str, *more: Any) -> None:
+        if here not in Path(filename).parents:
+            otherwise(message, category, filename, *more)
+        elif str(message) not in said:
+            said.add(str(message))
+            terminal.warning(str(message), aside=True)
+
+    return show
 
 
 def main() -> NoReturn:
