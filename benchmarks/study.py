@@ -1,11 +1,13 @@
 """Comparisons on one machine, several processes at a time, joined into one table for each file.
 
-    python benchmarks/study.py runs/coco-mini/fpc.toml runs/coco-mini/rpa.toml --jobs 14 \
-        --out outputs --seconds 500 --set model.weights=tf_efficientnet_lite0.safetensors
+    python benchmarks/study.py runs/coco-mini/fpc.toml runs/coco-mini/rpa.toml --jobs 8 \
+        --results docs/results --seconds 500 --set model.weights=tf_efficientnet_lite0.safetensors
 
 A small model leaves most of a GPU idle. Each scheme and seed of a file is a comparison of its own,
 so that first stages are shared as ever, in OUT/NAME/parts; NVIDIA's MPS lets their kernels run side
-by side, where it is there. What the tables in OUT/NAME have already is not trained again.
+by side, where it is there. What the tables in OUT/NAME have already is not trained again. With
+--results the study goes on from FOLDER/NAME.csv, on any machine, and leaves its rows there while it
+runs: a kill loses no more than what is being trained.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
@@ -26,6 +28,7 @@ from partlabel.compare import Comparison
 from partlabel.compare.results import RESULTS, Table, read_results
 
 TABLES = ("per_class", "priors")
+_BETWEEN = 10.0  # seconds
 
 
 def main() -> None:
@@ -33,17 +36,36 @@ def main() -> None:
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--out", type=Path, default=Path("outputs"))
     parser.add_argument("--parts", type=Path, help="folder for the runs; default: in OUT/NAME")
+    parser.add_argument("--results", type=Path, help="folder of the tables that are kept")
     parser.add_argument("--jobs", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
     parser.add_argument("--no-mps", action="store_true", help="leave MPS as it is")
     parser.add_argument("--set", action="append", default=[], dest="sets")
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # several processes share the cores
+    for file in options.files:
+        take(file, options)
+
+    def gather() -> None:
+        for file in options.files:
+            join(file, options)
+
     parts = [part for file in options.files for part in parts_of(file, options)]
     with nullcontext() if options.no_mps else mps():
-        run(parts, jobs=options.jobs, seconds=options.seconds)
+        run(parts, jobs=options.jobs, seconds=options.seconds, now_and_then=gather)
+    gather()
     for file in options.files:
-        join(file, options)
+        found = Comparison.read(file, options.sets, options.out / file.stem)
+        print(f"{found.folder}: {len(found.results())} of {len(found.cells)} cells")
+
+
+def take(file: Path, options: argparse.Namespace) -> None:
+    """Put the rows that are kept into the table of a file."""
+    kept = options.results and options.results / f"{file.stem}.csv"
+    if kept and kept.is_file():
+        folder = options.out / file.stem
+        folder.mkdir(parents=True, exist_ok=True)
+        Table(folder).add(read_results(kept))
 
 
 def parts_of(file: Path, options: argparse.Namespace) -> list[tuple[Path, list[str]]]:
@@ -65,9 +87,16 @@ def parts_of(file: Path, options: argparse.Namespace) -> list[tuple[Path, list[s
     return found
 
 
-def run(parts: list[tuple[Path, list[str]]], *, jobs: int, seconds: float) -> None:
+def run(
+    parts: list[tuple[Path, list[str]]],
+    *,
+    jobs: int,
+    seconds: float,
+    now_and_then: Callable[[], None],
+) -> None:
     """Run the commands, so many at a time; when time is up they stop as after Ctrl-C."""
     began, waiting, total = time.monotonic(), list(parts), len(parts)
+    gathered = began
     running: dict[Path, subprocess.Popen[bytes]] = {}
     stopped = False
     while waiting or running:
@@ -87,11 +116,14 @@ def run(parts: list[tuple[Path, list[str]]], *, jobs: int, seconds: float) -> No
                 name = f"{folder.parent.name}/{folder.name}"
                 end = f"ended with {process.returncode}; {left} of {total} left"
                 print(f"{spent:6.0f} s: {name} {end}", flush=True)
+        if time.monotonic() - gathered > _BETWEEN:
+            now_and_then()
+            gathered = time.monotonic()
         time.sleep(0.2)
 
 
 def join(file: Path, options: argparse.Namespace) -> None:
-    """Bring the rows of all parts into the table of a file, and print it."""
+    """Bring the rows of all parts into the table of a file, and that to where it is kept."""
     folder = options.out / file.stem
     folder.mkdir(parents=True, exist_ok=True)
     for part in sorted(((options.parts or folder / "parts") / file.stem).glob("*/")):
@@ -100,9 +132,9 @@ def join(file: Path, options: argparse.Namespace) -> None:
             (folder / name).mkdir(exist_ok=True)
             for each in sorted((part / name).glob("*.csv")):
                 shutil.copy(each, folder / name)
-    show = Comparison.read(file, options.sets, folder)
-    rows = show.results()
-    print(f"{folder}: {len(rows)} of {len(show.cells)} cells")
+    if options.results and (folder / RESULTS).is_file():
+        options.results.mkdir(parents=True, exist_ok=True)
+        shutil.copy(folder / RESULTS, options.results / f"{file.stem}.csv")
 
 
 @contextmanager

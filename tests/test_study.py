@@ -36,7 +36,8 @@ def test_many_at_a_time_are_what_one_after_the_other_is(tmp_path: Path) -> None:
         "baseline": "ignore",
     }
     file = written(tmp_path, tmp_path / "data", compare, train={"epochs": 1, "device": "cpu"})
-    where = ["--jobs", "2", "--no-mps", "--out", tmp_path / "study", "--parts", tmp_path / "parts"]
+    where = ["--jobs", "2", "--no-mps", "--results", tmp_path / "kept"]
+    where += ["--out", tmp_path / "study", "--parts", tmp_path / "parts"]
     said = script("study.py", file, *where)
     assert said.count("ended with 0") == 2
     assert "4 of 4 cells" in said
@@ -50,9 +51,14 @@ def test_many_at_a_time_are_what_one_after_the_other_is(tmp_path: Path) -> None:
         there = found[key]
         assert (there.method, there.scheme, there.seed, there.map_c, there.map_o) == same
         assert (tmp_path / "study" / "file" / "per_class" / f"{key}.csv").is_file()
+    assert {row.key for row in read_results(tmp_path / "kept" / "file.csv")} == wanted.keys()
     again = script("study.py", file, *where)
     assert "ended" not in again  # nothing is trained twice
     assert "4 of 4 cells" in again
+    elsewhere = ["--out", tmp_path / "elsewhere", "--no-mps", "--results", tmp_path / "kept"]
+    there = script("study.py", file, *elsewhere)  # as on another machine
+    assert "ended" not in there
+    assert "4 of 4 cells" in there
 
 
 def some_rows() -> list[Row]:
