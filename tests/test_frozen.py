@@ -18,6 +18,7 @@ from partlabel.holdout import held_out_share, hold_out
 from partlabel.model import build_model, trained_size
 from partlabel.prior import Prior
 from partlabel.training import firststage
+from partlabel.training import frozen as frozen_module
 from partlabel.training.asking import Told, ask
 from partlabel.training.frozen import Frozen
 from partlabel.training.loop import Stopped
@@ -106,6 +107,26 @@ def test_scores_are_those_of_labels_that_were_not_held_out(
         assert histogram.labels.tolist() == where.sum(0).tolist()
         sums_of = torch.where(where, wanted, 0.0).sum(0).double()
         torch.testing.assert_close(histogram.sums.sum(1), sums_of, rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.parametrize(("room", "passes"), [(1 << 30, 1), (100, 3)])
+def test_features_are_computed_once_where_they_fit(
+    file: Path, monkeypatch: pytest.MonkeyPatch, room: int, passes: int
+) -> None:
+    part, rows, asked = make_part(), np.arange(COUNT), list[int]()
+    held = hold_out(part.store, 0.4, seed=1)[1]
+    plain = Frozen.features
+    monkeypatch.setattr(frozen_module, "_ROOM", room)
+
+    def noting(self: Frozen, images: torch.Tensor) -> torch.Tensor:
+        asked.append(len(images))
+        return plain(self, images)
+
+    monkeypatch.setattr(Frozen, "features", noting)
+    source = frozen(file).learned(seen_of(part), rows, held, processes=Processes())
+    told = [ask(source, seen_of(part), rows, held, processes=Processes())[0] for _ in "12"]
+    assert sum(asked) == passes * COUNT
+    assert told[0].held.logits.tolist() == told[1].held.logits.tolist()
 
 
 def test_what_two_processes_add_up_is_what_one_has(file: Path) -> None:

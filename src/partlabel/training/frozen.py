@@ -2,7 +2,8 @@
 
 A model that was trained on labels knows them by heart; features that were there before know none.
 So a label's score can be had as if the label were not known (partlabel.calibrate.discriminant), of
-all labels and not only of the few that are held out. It takes passes without gradients alone.
+all labels and not only of the few that are held out. It takes passes without gradients alone, one
+where the features of all images fit into memory.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from partlabel.training.asking import Source, shown_of
 from partlabel.training.dataset import OnDevice
 from partlabel.training.processes import Processes
 from partlabel.training.scoring import Batches, Seen, chosen_precision, precision_context
+
+_ROOM = 1 << 30
+"""Bytes of features that a process keeps."""
 
 
 class Frozen:
@@ -41,6 +45,7 @@ class Frozen:
         self.model: Classifier = model.to(device).to(memory_format=form).eval()  # type: ignore[call-overload]
         self.width = model.width
         self._context = precision_context(device, chosen_precision(config.train.precision, device))
+        self._kept: dict[int, Tensor] = {}
 
     def features(self, images: Tensor) -> Tensor:
         """Features (B, F) of uint8 images (B, 3, S, S)."""
@@ -70,16 +75,26 @@ class Frozen:
             seen_by: Hears of every batch.
         """
         sums = FeatureSums(self.width, len(held.classes), processes.device)
-        for batch in batches(rows[processes.rank :: processes.world]):
+        own = rows[processes.rank :: processes.world]
+        keep = len(own) * self.width * 4 <= _ROOM
+        for batch in batches(own):
             if seen_by is not None:
                 seen_by.see(batch)
             if len(batch.there):
-                sums.update(self.features(batch.images), shown_of(batch, held).rest > 0)
+                features = self.features(batch.images)
+                sums.update(features, shown_of(batch, held).rest > 0)
+                if keep:
+                    self._kept.update(zip(batch.there.tolist(), features, strict=True))
         for tensor in sums.tensors():
             processes.add(tensor)
         found = sums.discriminant()
 
         def logits(batch: OnDevice, shown: Tensor) -> list[Tensor]:
-            return [found.scores(self.features(batch.images), shown > 0)]
+            return [found.scores(self._again(batch), shown > 0)]
 
         return Source(1, logits, sampled=True)
+
+    def _again(self, batch: OnDevice) -> Tensor:
+        """The features of a batch of images, from memory where they are there."""
+        kept = [self._kept[row] for row in batch.there.tolist() if row in self._kept]
+        return torch.stack(kept) if len(kept) == len(batch.there) else self.features(batch.images)
