@@ -3,9 +3,9 @@
     python benchmarks/study_priors.py outputs/priors/parts/priors/* --labels train.labels \
         --out docs/results/priors-agreement.csv
 
-Takes folders of comparisons that kept their runs (`keep = "all"`). Models that were trained to ignore
-unknown labels, or to take them as absent, are asked for a prior (`partlabel prior estimate`), as it
-is and corrected by EM; other methods have left one. Prints Spearman's correlation over the n most
+Takes folders of comparisons that kept their runs (`keep = "all"`). Models that were trained to
+ignore unknown labels, or to take them as absent, are asked for a prior (`partlabel prior
+estimate`), as it is and corrected by EM; other methods have left one. Prints Spearman's correlation over the n most
 frequent classes, how many of the ten most frequent are found, and sums, as means over the seeds.
 """
 
