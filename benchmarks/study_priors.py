@@ -5,8 +5,9 @@
 
 Takes folders of comparisons that kept their runs (`keep = "all"`). Models that were trained to
 ignore unknown labels, or to take them as absent, are asked for a prior (`partlabel prior
-estimate`), as it is and corrected by EM; other methods have left one. Prints Spearman's correlation over the n most
-frequent classes, how many of the ten most frequent are found, and sums, as means over the seeds.
+estimate`), as it is and corrected by EM; other methods have left one. Prints Spearman's correlation
+over the n most frequent classes, how many of the ten most frequent are found, and sums, as means
+over the seeds.
 """
 
 from __future__ import annotations
