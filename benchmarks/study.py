@@ -54,9 +54,14 @@ def main() -> None:
     with nullcontext() if options.no_mps else mps():
         run(parts, jobs=options.jobs, seconds=options.seconds, now_and_then=gather)
     gather()
+    lacking = 0
     for file in options.files:
         found = Comparison.read(file, options.sets, options.out / file.stem)
-        print(f"{found.folder}: {len(found.results())} of {len(found.cells)} cells")
+        done = len(found.results())
+        print(f"{found.folder}: {done} of {len(found.cells)} cells")
+        lacking += len(found.cells) - done
+    if lacking:
+        sys.exit(1)
 
 
 def take(file: Path, options: argparse.Namespace) -> None:
@@ -134,7 +139,9 @@ def join(file: Path, options: argparse.Namespace) -> None:
                 shutil.copy(each, folder / name)
     if options.results and (folder / RESULTS).is_file():
         options.results.mkdir(parents=True, exist_ok=True)
-        shutil.copy(folder / RESULTS, options.results / f"{file.stem}.csv")
+        kept = options.results / f"{file.stem}.csv"
+        half = shutil.copy(folder / RESULTS, kept.with_suffix(".part"))
+        half.replace(kept)  # whole whenever this is killed
 
 
 @contextmanager

@@ -57,6 +57,9 @@ def lines(folder: Path, labels: Path) -> Iterator[dict[str, Any]]:
 def priors(folder: Path, row: Row) -> Iterator[tuple[str, Path]]:
     """What each is called, and its file."""
     run = folder / "runs" / row.method / row.scheme.replace(":", "-") / f"seed{row.seed}"
+    if row.method in ASKED and not run.is_dir():  # a row that was brought from elsewhere
+        print(f"{run} is not here", file=sys.stderr)
+        return
     for use, words in USES.items() if row.method in ASKED else ():
         path = run / f"asked-{use}.csv"
         if not path.exists():

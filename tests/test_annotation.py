@@ -69,6 +69,26 @@ def test_a_budget_is_a_largest_number_that_many_classes_have(
     assert has_budget(np.array(positives, np.int64)) is wanted
 
 
+@pytest.mark.parametrize("kind", ["uniform", "few", "some"])
+def test_numbers_that_are_alike_by_chance_are_no_budget(kind: str) -> None:
+    rng = np.random.default_rng(0)
+    found = 0
+    for _ in range(500):
+        if kind == "uniform":
+            positives = rng.integers(10, 20, 20)
+        else:
+            positives = rng.poisson(3 if kind == "few" else 10, 20)
+        found += has_budget(positives)
+    assert found <= 10
+
+
+def test_a_budget_that_most_classes_do_not_use_up_is_one() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        drawn = np.minimum(rng.poisson(rng.gamma(1, 40, 80)), 20)
+        assert has_budget(drawn)
+
+
 def test_what_is_complete_needs_no_choice() -> None:
     found = recommend(complete())
     assert (found.loss, found.annotation, found.one_training) == ("ce", "complete", "")

@@ -36,6 +36,15 @@ def log_odds(p: float) -> float:
 # The method once more, in plain floats from its formulas.
 
 
+def plain_annotated(positives: list[int], negatives: list[int]) -> list[float]:
+    """The share of each class's annotated labels that are present, drawn to that of all."""
+    k, n = sum(positives), sum(positives) + sum(negatives)
+    share = min(max(k / n, 0.001), 0.999)
+    more = 0.5 * max(1.0, share / (1 - share)), 0.5 * max(1.0, (1 - share) / share)
+    pairs = zip(positives, negatives, strict=True)
+    return [(p + more[0]) / (p + more[0] + m + more[1]) for p, m in pairs]
+
+
 def plain_line_gradient(
     slope: float, offset: float, logits: list[float], present: list[bool]
 ) -> tuple[float, float]:
@@ -276,7 +285,7 @@ class TestWhole:
             for c in range(8)
         ]
         k, m = it.counts.positives.tolist(), it.counts.negatives.tolist()
-        trained = [(p + 0.5) / (p + n + 1) for p, n in zip(k, m, strict=True)]
+        trained = plain_annotated(k, m)
         share = trained
         if not random:
             moved = plain_shifts(columns, [log_odds(t) for t in trained])
@@ -294,6 +303,25 @@ class TestWhole:
 
 
 class TestWorlds:
+    @pytest.mark.parametrize("keep", [0.003, 0.01])
+    def test_few_labels_of_each_class_at_random_are_at_random(self, keep: float) -> None:
+        """Many classes then have no present label; those that have one have it by luck."""
+        for seed in range(3):
+            rng = np.random.default_rng(seed)
+            share = 10 ** rng.uniform(-3.3, -0.7, 300)
+            truth = rng.random((5000, 300)) < share
+            ratio = 1.5 * (rng.normal(size=truth.shape) + 1.5 * truth) - 1.5**2 / 2
+            logits = ratio + np.log(share / (1 - share))
+            known = rng.random(truth.shape) < keep
+            rows, classes = np.nonzero(known & (rng.random(truth.shape) < 0.1))
+            states = np.where(truth[rows, classes], 1, -1).astype(np.int8)
+            held = HeldOut(logits[rows, classes], classes, states)
+            counts = ClassCounts((truth & known).sum(0), (~truth & known).sum(0))
+            assert (counts.positives == 0).sum() > 30
+            found = calibrate(histogram(logits, ~known), held, counts, images=5000)
+            assert found.random
+            assert found.prior.sum() == pytest.approx(truth.mean(0).sum(), rel=0.3)
+
     @pytest.mark.parametrize("seed", [0, 1])
     @pytest.mark.parametrize(
         ("scheme", "amount"),

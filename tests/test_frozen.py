@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch.nn.functional import interpolate
+from torch.nn.functional import interpolate, softplus
 
 from partlabel import LabelStore
 from partlabel.calibrate import FeatureSums, calibrate, information
@@ -19,7 +19,7 @@ from partlabel.model import build_model, trained_size
 from partlabel.prior import Prior
 from partlabel.training import firststage
 from partlabel.training import frozen as frozen_module
-from partlabel.training.asking import Told, ask
+from partlabel.training.asking import Source, Told, ask
 from partlabel.training.frozen import Frozen
 from partlabel.training.loop import Stopped
 from partlabel.training.posteriors import Posteriors
@@ -109,6 +109,23 @@ def test_scores_are_those_of_labels_that_were_not_held_out(
         torch.testing.assert_close(histogram.sums.sum(1), sums_of, rtol=1e-3, atol=1e-2)
 
 
+def test_what_a_model_knows_is_measured_where_it_learnt() -> None:
+    """Labels of images that were not sampled for the first stage were not shown to it."""
+    part, rows = make_part(), np.arange(COUNT)
+    held = hold_out(part.store, 0.4, seed=1)[1]
+    states = torch.from_numpy(part.store.dense(rows))
+    position, classes, _ = held.batch(rows)
+    states[position, classes] = 0
+    logits = torch.linspace(-3, 3, states.numel()).view(states.shape)
+    source = Source(1, lambda batch, _: [logits[batch.there]])
+    for learnt in (None, rows[1:COUNT:3]):
+        there = rows if learnt is None else learnt
+        wanted = softplus(-logits[there])[states[there] > 0].mean().item()
+        processes = Processes()
+        (told,) = ask(source, seen_of(part), rows, held, processes=processes, learnt=learnt)
+        assert told.shown == pytest.approx(wanted, rel=1e-5)
+
+
 @pytest.mark.parametrize(("room", "passes"), [(1 << 30, 1), (100, 3)])
 def test_features_are_computed_once_where_they_fit(
     file: Path, monkeypatch: pytest.MonkeyPatch, room: int, passes: int
@@ -194,7 +211,9 @@ def test_a_run_asks_them_as_a_third(
     ((head, features),) = told
     assert features is not None
     assert features.held.classes.tolist() == head.held.classes.tolist()
-    enough = information(features.held) >= 0.5 * information(head.held)
+    counts = LabelStore.open(work / "data.labels").split("train").counts()
+    by_features, by_head = (information(each.held, counts) for each in (features, head))
+    enough = 0 < by_features >= 0.5 * by_head
     assert samples == [features.samples if enough else None]
 
 
@@ -205,7 +224,7 @@ def test_they_say_how_many_where_they_know_enough(
 ) -> None:
     """With labels that are not missing at random; the head has to know something, or any do."""
     monkeypatch.setattr(firststage, "_AS_MUCH", as_much)
-    monkeypatch.setattr(firststage, "information", lambda _: 1.0)
+    monkeypatch.setattr(firststage, "information", lambda *_: 1.0)
     given: list[tuple[Any, Any]] = []
 
     def counting(*told: Any, **more: Any) -> Any:
@@ -230,14 +249,24 @@ def test_stopped_and_resumed_is_the_same(work: Path, file: Path, stop: int) -> N
 
 
 @pytest.mark.slow
-def test_it_is_no_other_run_where_weights_are_random(work: Path, file: Path) -> None:
-    """The features of random weights are not looked at."""
+def test_features_of_random_weights_are_not_looked_at(work: Path, file: Path) -> None:
     for name, kind in (("none", "none"), ("some", str(file))):
         watcher = AtStep(1)
         with pytest.raises(Stopped):
             train(begun(work, file, name, model={"weights": kind}), watcher)
         assert any("features" in text for text in watcher.said) is (name == "some")
-    tables = [Posteriors(work / name / "posteriors" / "epoch-0000") for name in ("none", "some")]
+
+
+@pytest.mark.slow
+def test_features_make_another_table(
+    work: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("with", "without"):
+        if name == "without":
+            monkeypatch.setattr(firststage.FirstStage, "_frozen", lambda *_: None)
+        with pytest.raises(Stopped):
+            train(begun(work, file, name), AtStep(1))
+    tables = [Posteriors(work / name / "posteriors" / "epoch-0000") for name in ("with", "without")]
     assert not np.array_equal(tables[0].logits, tables[1].logits)
 
 

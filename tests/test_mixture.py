@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from partlabel.calibrate import Calibration, HeldOut, Mixture, mixture, rescaled, weight_of_present
 from partlabel.store import ClassCounts
-from tests.test_calibrate import NO_PAIRS, World, histogram, log_odds, world
+from tests.test_calibrate import NO_PAIRS, World, histogram, log_odds, plain_annotated, world
 from tests.test_rescale import before_of, for_unknown, held_of
 
 WEIGHTS = [0.0, 0.25, 0.5, 0.75, 1.0]
@@ -33,11 +33,11 @@ def plain_cost(weight: float, parts: Sequence[Part], counts: ClassCounts) -> flo
     """How unlikely held-out annotations are, label by label."""
     (one, held), (two, there) = parts
     k, m = counts.positives.tolist(), counts.negatives.tolist()
-    total = 0.0
+    total, usual = 0.0, plain_annotated(k, m)
     columns = (held.logits, there.logits, held.classes, held.states)
     for z, x, c, y in zip(*(column.tolist() for column in columns), strict=True):
         share = min(max(float(one.share[c]), 1e-5), 1 - 1e-5)
-        more = log_odds((k[c] + 0.5) / (k[c] + m[c] + 1)) - log_odds(share)
+        more = log_odds(usual[c]) - log_odds(share)
         mean = (1 - weight) * plain_odds(one, z, c) + weight * plain_odds(two, x, c)
         total += softplus(-y * (mean + more))
     return total

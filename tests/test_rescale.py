@@ -11,7 +11,15 @@ import torch
 
 from partlabel.calibrate import Calibration, HeldOut, rescaled
 from partlabel.store import ClassCounts
-from tests.test_calibrate import World, histogram, log_odds, plain_matching, sigmoid, world
+from tests.test_calibrate import (
+    World,
+    histogram,
+    log_odds,
+    plain_annotated,
+    plain_matching,
+    sigmoid,
+    world,
+)
 
 STEEPEST = 3.0
 
@@ -48,10 +56,9 @@ def plain_cost(
         plain_matching([slope * z for z in logits[~it.known[:, c], c].tolist()], before.share[c])
         for c in range(len(k))
     ]
-    total = 0.0
+    total, annotated = 0.0, plain_annotated(k, m)
     for z, c, y in zip(*(part.tolist() for part in held), strict=True):
-        annotated = (k[c] + 0.5) / (k[c] + m[c] + 1)
-        more = log_odds(annotated) - log_odds(before.share[c])
+        more = log_odds(annotated[c]) - log_odds(before.share[c])
         total -= math.log(max(sigmoid(y * (slope * z + shift[c] + more)), 1e-300))
     return total
 

@@ -18,13 +18,15 @@ PAGE = "docs/choosing.md"
 def has_budget(positives: npt.NDArray[np.int64]) -> bool:
     """Whether so many classes have the same, largest number of positives that it was planned.
 
+    By chance some do, too; but then as many again have nearly that many.
+
     Example:
         >>> has_budget(np.array([100, 100, 100, 7])), has_budget(np.array([100, 98, 97, 7]))
         (True, False)
     """
-    full = positives == positives.max(initial=0)
-    many = full.sum() >= 3 and full.sum() > len(full) / 10
-    return bool(many and positives.max() >= _BUDGET)
+    most = positives.max(initial=0)
+    full, nearly = (positives == most).sum(), (positives >= most - np.sqrt(most)).sum()
+    return bool(most >= _BUDGET and full >= 3 and full > len(positives) / 10 and full > nearly / 2)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from partlabel.calibrate.fit import matching
+from partlabel.calibrate.fit import log_odds, matching
 from partlabel.histogram import REACH, Floats, LogitHistogram
 from partlabel.prior import ClassPrior, Prior
 from partlabel.store import ClassCounts
@@ -25,6 +25,23 @@ class HeldOut(NamedTuple):
     classes: npt.NDArray[np.int64]
     states: npt.NDArray[np.int8]
     """+1 or -1."""
+
+
+def annotated_odds(counts: ClassCounts) -> Floats:
+    """(C,) the log odds that an annotated label of each class is present.
+
+    At least half a label of each state is added to those of a class, in the proportion of all
+    classes, so that a class with a few absent labels is as rare as others and not one in four.
+
+    Example:
+        >>> counts = ClassCounts(np.array([9, 0]), np.array([90, 1]))
+        >>> (1 / (1 + np.exp(-annotated_odds(counts)))).round(2).tolist()
+        [0.09, 0.08]
+    """
+    known = counts.positives + counts.negatives
+    share = np.clip(counts.positives.sum() / max(known.sum(), 1), 0.001, 0.999)
+    added = 0.5 / min(share, 1 - share)
+    return log_odds((counts.positives + added * share) / (known + added))
 
 
 @dataclass(frozen=True, eq=False)

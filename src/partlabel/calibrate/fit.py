@@ -14,7 +14,7 @@ Floats = npt.NDArray[np.float64]
 LEAST = 1e-5
 """The smallest share of unknown labels that are present; 0 would have no log odds."""
 
-RIDGE = np.array([25.0, 1.0])  # of slope and offset
+RIDGE = 25.0, 1.0  # of slope and offset
 EVIDENCE = 100  # observations that the unknown labels of a class count for, at most
 GRID = np.linspace(-9, 9, 181)
 NARROWEST = 0.1  # the step of the grid: what is narrower cannot be told on it
@@ -40,19 +40,30 @@ def platt(logits: Floats, present: npt.NDArray[np.bool_]) -> tuple[float, float]
     The ridge makes the objective strictly convex, so that separable labels have an answer too:
     sum over labels of log(1 + exp(-y (a z + b))), y = +1 or -1, plus (25 (a - 1)^2 + b^2) / 2.
     """
-    inputs = np.stack([logits, np.ones_like(logits)], 1)
+    slope, offset = logistic(np.stack([logits, np.ones_like(logits)], 1), present, RIDGE)
+    return float(slope), float(offset)
+
+
+def logistic(inputs: Floats, present: npt.NDArray[np.bool_], ridge: tuple[float, ...]) -> Floats:
+    """The weights of inputs (N, k) at which labels are most likely.
+
+    Args:
+        inputs: The first is a logit.
+        present: (N,)
+        ridge: Of each weight, to 1 for the first and to 0 for the others.
+    """
     sign = np.where(present, 1.0, -1.0)
-    start = np.array([1.0, 0.0])
+    start, pull = np.eye(inputs.shape[1])[0], np.array(ridge)
 
     def objective(w: Floats) -> float:
         loss = np.logaddexp(0, -sign * (inputs @ w)).sum()
-        return float(loss + 0.5 * (RIDGE * (w - start) ** 2).sum())
+        return float(loss + 0.5 * (pull * (w - start) ** 2).sum())
 
     found, value = start, objective(start)
     for _ in range(100):
         p = sigmoid(inputs @ found)
-        gradient = inputs.T @ (p - present) + RIDGE * (found - start)
-        curvature = (inputs * (p * (1 - p))[:, None]).T @ inputs + np.diag(RIDGE)
+        gradient = inputs.T @ (p - present) + pull * (found - start)
+        curvature = (inputs * (p * (1 - p))[:, None]).T @ inputs + np.diag(pull)
         step = np.linalg.solve(curvature, gradient)
         if gradient @ step < 1e-18:
             break
@@ -63,7 +74,7 @@ def platt(logits: Floats, present: npt.NDArray[np.bool_]) -> tuple[float, float]
         else:
             break  # as low as floats go
         found, value = found - step, lower
-    return float(found[0]), float(found[1])
+    return np.asarray(found)
 
 
 def matching(logits: Floats, share: Floats, target: Floats) -> Floats:

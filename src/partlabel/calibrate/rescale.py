@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from partlabel.calibrate.calibration import Calibration, HeldOut
+from partlabel.calibrate.calibration import Calibration, HeldOut, annotated_odds
 from partlabel.calibrate.fit import LEAST, log_odds, matching
 from partlabel.histogram import REACH, Floats, LogitHistogram
 from partlabel.store import ClassCounts
@@ -56,10 +56,8 @@ def more_often(share: Floats, held: HeldOut, counts: ClassCounts) -> Floats:
         held: Annotations that were held out.
         counts: All annotations.
     """
-    known = counts.positives + counts.negatives
-    annotated = log_odds((counts.positives + 0.5) / (known + 1))
-    found: Floats = (annotated - log_odds(np.clip(share, LEAST, 1 - LEAST)))[held.classes]
-    return found
+    more: Floats = annotated_odds(counts) - log_odds(np.clip(share, LEAST, 1 - LEAST))
+    return np.asarray(more[held.classes])
 
 
 def cost(odds: Floats, held: HeldOut) -> float:

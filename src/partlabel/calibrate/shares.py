@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partlabel.annotation import has_budget
-from partlabel.calibrate.calibration import Calibration, HeldOut
+from partlabel.calibrate.calibration import Calibration, HeldOut, annotated_odds
 from partlabel.calibrate.fit import LEAST, log_odds, matching, platt, shifts, sigmoid
 from partlabel.calibrate.tilt import Samples, share_present
 from partlabel.histogram import REACH, Floats, LogitHistogram
@@ -61,22 +61,23 @@ def calibrate(
     logits = slope * logits + offset
     # A model that never saw a class present, or never absent, has no odds to go by.
     usable = (counts.positives > 0) & (counts.negatives > 0) & weight.any(1)
-    trained = log_odds((counts.positives + 0.5) / (known + 1))
+    trained = annotated_odds(counts)
     full = counts.positives == counts.positives.max()
     budget = bool(usable.any()) and has_budget(counts.positives)
     mean = (sigmoid(logits) * weight).sum(1)
-    random = not budget and _at_random(mean, sigmoid(trained), known * usable, held)
+    random = not budget and _at_random(mean, counts, ~bare & weight.any(1), held)
     share = sigmoid(trained)
     if not random and usable.any():
         moved = shifts(logits[usable], weight[usable], trained[usable], seen.labels[usable])
         delta = np.full(len(trained), moved.mean())
         delta[usable] = moved
-        share = sigmoid(trained + delta)
-        told = usable & (full | (not budget))
         if samples is not None:
+            told = usable & (full | (not budget))
             told &= (samples.present.labels > 0) & (samples.unknown.labels > 0)
-        if samples is not None and told.any():
-            share[told] = share_present(samples, told)
+            if told.any():
+                delta[told] = log_odds(share_present(samples, told)) - trained[told]
+                delta[~told] = delta[told].mean()
+        share = sigmoid(trained + delta)
     if budget:  # a class that does not use it up has no other positives
         share = np.where(full, share, 0.0)
     share = _for_the_rest(share, bare, known)
@@ -119,18 +120,21 @@ def _line(held: HeldOut, bare: Mask) -> tuple[float, float]:
     return platt(np.clip(held.logits[good].astype(np.float64), -REACH, REACH), present)
 
 
-def _at_random(mean: Floats, trained: Floats, known: npt.NDArray[np.int64], held: HeldOut) -> bool:
+def _at_random(mean: Floats, counts: ClassCounts, which: Mask, held: HeldOut) -> bool:
     """Whether unknown labels look like annotated ones.
 
     Compared are the annotated labels and as many unknown ones of each class: what is predicted of
     these, and how many of those are present. Summed over classes, since one slope and one offset
-    are right for all classes together and wrong for each one by itself.
+    are right for all classes together and wrong for each one by itself; over those without a
+    present label too, since those with one have more than their share by chance.
     """
+    positives = counts.positives * which
+    known = positives + counts.negatives * which
     if not known.any():
         return False
-    there, annotated = log_odds(np.stack([mean, trained]) @ known / known.sum())
+    there, annotated = log_odds(np.array([mean @ known, positives.sum()]) / known.sum())
     fewer = min((held.states > 0).sum(), (held.states < 0).sum())
-    return bool(abs(there - annotated) < np.clip(2 / np.sqrt(max(fewer, 1)), _CLOSE, _NOT_FAR))
+    return bool(abs(there - annotated) < np.clip(3 / np.sqrt(max(fewer, 1)), _CLOSE, _NOT_FAR))
 
 
 def _for_the_rest(share: Floats, bare: Mask, known: npt.NDArray[np.int64]) -> Floats:

@@ -136,8 +136,8 @@ def _profile(of: _Class, slope: float, spread: float) -> tuple[Floats, Floats, F
         error = of.present + of.unknown * q - every * p
         gradient = error.sum(1), error @ t - (b - slope) / spread**2
         whole = every * p * (1 - p)
-        # Newton's step where it leads up; else, which always does, the one that takes it as known
-        # which unknown labels are present.
+        # Newton's step where it leads up; else the one that takes it as known which unknown labels
+        # are present, which does where scores do not part present and absent ones altogether.
         moved = np.zeros(len(share), np.bool_)
         for curved in (whole - of.unknown * q * (1 - q), whole):
             da, db = _solved(_curvature(curved, t, spread), gradient)
@@ -149,6 +149,8 @@ def _profile(of: _Class, slope: float, spread: float) -> tuple[Floats, Floats, F
             moved |= better
         if not moved.any():
             break
+    # As if it were known which unknown labels are present. In truth slopes are less sure, and would
+    # be drawn together less; shares by that were now a little better, now a little worse.
     aa, ab, bb = _curvature(whole, t, spread)
     return value, b, aa / np.maximum(aa * bb - ab**2, _FLAT)
 

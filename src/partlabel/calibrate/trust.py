@@ -6,11 +6,14 @@ import math
 
 import numpy as np
 
-from partlabel.calibrate.calibration import HeldOut
-from partlabel.calibrate.fit import platt
+from partlabel.calibrate.calibration import HeldOut, annotated_odds
+from partlabel.calibrate.fit import RIDGE, logistic
 from partlabel.calibrate.rescale import cost, too_few, within_reach
+from partlabel.store import ClassCounts
 
 _MOST = 4.0
+_RIDGE = (*RIDGE, 1.0)
+"""Of a logit, of what is usual for its class, and of a constant."""
 
 
 def weight_of_present(shown: float, held: HeldOut) -> float:
@@ -39,19 +42,28 @@ def weight_of_present(shown: float, held: HeldOut) -> float:
     return 1 + (_MOST - 1) * ratio**2
 
 
-def information(held: HeldOut) -> float:
-    """How much the logits tell of held-out annotations, in nats per label; 0 where they are few.
+def information(held: HeldOut, counts: ClassCounts) -> float:
+    """How much the logits tell of held-out annotations beyond their class, in nats per label.
+
+    Logits may know how often a class is annotated as present, or have one scale for all classes:
+    they are helped with it, so that both kinds can be compared. 0 where too few were held out.
+
+    Args:
+        held: Logits at annotations that were held out. Classes without a verified negative do not
+            count.
+        counts: All annotations.
 
     Example:
         >>> states = np.tile([1, -1], 20)
-        >>> classes = np.zeros(40, np.int64)
-        >>> [round(information(HeldOut(z * states, classes, states)), 2) for z in (9.0, 0.0)]
+        >>> classes, counts = np.zeros(40, np.int64), ClassCounts(np.array([99]), np.array([99]))
+        >>> [round(information(HeldOut(z * states, classes, states), counts), 2) for z in (9.0, 0)]
         [0.69, 0.0]
     """
+    told = (counts.negatives > 0)[held.classes]
+    held = HeldOut(held.logits[told], held.classes[told], held.states[told])
     if too_few(held):
         return 0.0
-    present, logits = held.states > 0, within_reach(held)
-    slope, offset = platt(logits, present)
-    share = float(present.mean())
-    entropy = -share * math.log(share) - (1 - share) * math.log1p(-share)
-    return entropy - cost(slope * logits + offset, held) / len(present)
+    present, usual = held.states > 0, annotated_odds(counts)[held.classes]
+    inputs = np.stack([within_reach(held), usual, np.ones_like(usual)], 1)
+    by_class = cost(usual, held)
+    return max(by_class - cost(inputs @ logistic(inputs, present, _RIDGE), held), 0) / len(present)

@@ -46,7 +46,7 @@ class Told(NamedTuple):
     held: HeldOut
     """At those that were held out."""
     shown: float
-    """The mean cost -log p of present labels that were not; NaN where there is none."""
+    """The mean cost -log p of present labels that were learnt from; NaN where there is none."""
     samples: Samples | None
     """At labels of each state, where the source is sampled."""
 
@@ -119,6 +119,7 @@ def ask(
     held: LabelStore,
     *,
     processes: Processes,
+    learnt: Rows | None = None,
     writer: PosteriorWriter | None = None,
     seen_by: Seen | None = None,
 ) -> list[Told]:
@@ -130,6 +131,7 @@ def ask(
         rows: Which images.
         held: The labels that the models were not shown.
         processes: Each takes its share of the images; all get everything.
+        learnt: The images whose other labels the models were shown; all, where it is left out.
         writer: Keeps the likeliest classes of each image, where the source is one model.
         seen_by: Hears of every batch.
     """
@@ -145,11 +147,8 @@ def ask(
         if not len(batch.there):
             continue
         shown = shown_of(batch, held)
-        logits, unknown, present = (
-            source.logits(batch, shown.rest),
-            batch.states == 0,
-            shown.rest > 0,
-        )
+        logits, unknown = source.logits(batch, shown.rest), batch.states == 0
+        present = _learnt(shown.rest > 0, batch.there, learnt)
         labels.append((shown.classes, shown.states))
         costs[-1] += present.sum()
         for i, (histogram, kept, each) in enumerate(zip(seen, there, logits, strict=True)):
@@ -178,6 +177,13 @@ def ask(
             Told(histogram, HeldOut(*(np.concatenate(part) for part in parts)), means[i], samples)
         )
     return told
+
+
+def _learnt(labels: Tensor, there: Rows, learnt: Rows | None) -> Tensor:
+    """Which labels (B, C) of some images the models have learnt from, where some are theirs."""
+    if learnt is None:
+        return labels
+    return labels & sent(np.isin(there, learnt), labels.device)[:, None]
 
 
 def _joined(parts: list[np.ndarray], kind: type) -> np.ndarray:

@@ -113,10 +113,13 @@ class FirstStage:
         if config.model.weights == "none":
             return None
         run = self.run
+        frozen: Frozen | None
         try:
             frozen = Frozen(config, run.processes.device)
         except PartlabelError as error:  # of a run that was made elsewhere
             run.watcher.say(f"warning: without the weights that {config.out} began with: {error}")
+            frozen = None
+        if not all(run.processes.gather(frozen is not None)) or frozen is None:
             return None
         run.watcher.say(f"learning classes from the features of {len(rows):,} images")
         hears = Seen(run.supplies.counting("features", len(rows)), lambda _: None)
@@ -132,8 +135,10 @@ class FirstStage:
         store = self.run.whole.store
         counts, images = store.counts(), len(store)
         samples = None
-        if beside and information(beside.held) >= _AS_MUCH * information(told.held):
-            samples = beside.samples
+        if beside:
+            by_features, by_head = (information(each.held, counts) for each in (beside, told))
+            if by_features > 0 and by_features >= _AS_MUCH * by_head:
+                samples = beside.samples
         with self._warnings():
             found = calibrate(told.seen, told.held, counts, images=images, samples=samples)
         return found, calibrated_prior(found, told.seen, store.classes, counts, images=images)
@@ -185,5 +190,7 @@ class FirstStage:
         batches, rows = self._batches(model), np.arange(len(whole.store))
         frozen = self._frozen(first.folder.config, batches, rows, teacher.held)
         self.run.watcher.say(f"asking it about {len(rows):,} images")
-        teacher.begin(model, batches, calibrated, frozen)
+        sample, seed = config.prior.sample, first.config.train.seed
+        learnt = None if sample is None else sample_rows(whole.store.images, sample, seed=seed)
+        teacher.begin(model, batches, calibrated, frozen, learnt)
         return teacher

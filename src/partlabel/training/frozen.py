@@ -50,10 +50,17 @@ class Frozen:
     def features(self, images: Tensor) -> Tensor:
         """Features (B, F) of uint8 images (B, 3, S, S)."""
         found = self.model.normalise(images)
-        if found.shape[-1] != self.size:
-            found = interpolate(found, (self.size, self.size), mode="bilinear")
+        # No more pixels at a time than a batch of the run has.
+        at_once = max(1, len(found) * images.shape[-1] ** 2 // self.size**2)
         with self._context():
-            return self.model.forward_features(found).float()
+            parts = [self._features(part).float() for part in torch.split(found, at_once)]
+        return torch.cat(parts).nan_to_num(0.0, 0.0, 0.0)  # one that overflows is not worth a run
+
+    def _features(self, images: Tensor) -> Tensor:
+        if images.shape[-1] != self.size:
+            images = interpolate(images, (self.size, self.size), mode="bilinear")
+        found: Tensor = self.model.forward_features(images)
+        return found
 
     @torch.inference_mode()
     def learned(

@@ -88,6 +88,7 @@ class Teacher:
         batches: Batches,
         calibrated: Callable[[Told, Told | None], Calibration],
         frozen: Source | None = None,
+        learnt: Rows | None = None,
     ) -> None:
         """Make the first table; called on all processes.
 
@@ -97,10 +98,11 @@ class Teacher:
             calibrated: Makes a calibration of what the auxiliary head says, and the frozen features
                 where there are such; what else it does is done for good.
             frozen: What the features said that the backbone began with.
+            learnt: The images that the model was trained on; all, where it is left out.
         """
         heads = heads_of(model, self.precision)
         source = heads if frozen is None else together(heads, frozen)
-        told = self._ask(source, batches, np.arange(len(self.store)))
+        told = self._ask(source, batches, np.arange(len(self.store)), learnt=learnt)
         counting, beside = told[1], told[2] if frozen is not None else None
         alpha_pos = weight_of_present(counting.shown, counting.held)
         self._make(0, calibrated(counting, beside), source, told, batches, alpha_pos)
@@ -133,7 +135,7 @@ class Teacher:
         parts = [(rescaled(before, each.seen, each.held, counts), each.held) for each in told]
         writer = self._writer(epoch)
         one = mixed(source, mixture(parts, counts))
-        (last,) = self._ask(one, batches, np.arange(len(self.store)), writer)
+        (last,) = self._ask(one, batches, np.arange(len(self.store)), writer=writer)
         self.processes.wait()
         if self.processes.main:
             writer.finish(rescaled(before, last.seen, last.held, counts), alpha_pos=alpha_pos)
@@ -149,7 +151,13 @@ class Teacher:
         return states, {"posterior": posterior, "alpha_pos": table.alpha_pos}
 
     def _ask(
-        self, source: Source, batches: Batches, rows: Rows, writer: PosteriorWriter | None = None
+        self,
+        source: Source,
+        batches: Batches,
+        rows: Rows,
+        *,
+        learnt: Rows | None = None,
+        writer: PosteriorWriter | None = None,
     ) -> list[Told]:
         return ask(
             source,
@@ -157,6 +165,7 @@ class Teacher:
             rows,
             self.held,
             processes=self.processes,
+            learnt=learnt,
             writer=writer,
             seen_by=self.counting(),
         )
