@@ -567,18 +567,20 @@ def test_complete_labels_need_no_first_stage(data: Path, tmp_path: Path) -> None
     assert "does not use one" not in text
 
 
-def test_labels_without_an_absent_one_are_refused(data: Path, tmp_path: Path) -> None:
+def test_labels_without_an_absent_one_train_as_hill_does(data: Path, tmp_path: Path) -> None:
+    """In one stage, since nothing can be calibrated by them; and it says so."""
     relabelled(data, tmp_path, 1)
-    path = tmp_path / "run.toml"
-    path.write_text(tomli_w.dumps(values(tmp_path)))
-    config = Config.read(path)
-    with pytest.raises(ConfigError) as caught:
-        Run(config, processes=Processes(), watcher=Quiet())
-    assert f"{path} [loss] name: auto needs labels that are verified absent" in str(caught.value)
-    assert "hill, splc or entropy_max" in str(caught.value)
-    _, err = finish(start("train", path), code=2)
-    assert err.splitlines()[-1] == f"error: {caught.value}"
-    assert not (tmp_path / "run").exists()
+    watcher = Quiet()
+    made = values(tmp_path, train={"epochs": 3})
+    made["loss"]["params"] = {"gamma_neg": 2.0, "reduction": "sum"}
+    assert train(made, watcher)["steps"] == 3 * STEPS
+    (warning,) = (text for text in watcher.said if text.startswith("warning"))
+    assert "no label is verified absent" in warning
+    assert "hill" in warning
+    assert not (tmp_path / "run" / "stage1").exists()
+    hill = {"name": "hill", "params": {"reduction": "sum"}}
+    train({**made, "loss": hill, "out": str(tmp_path / "other")})
+    same(tmp_path / "run", tmp_path / "other")
 
 
 def test_labels_without_a_present_one_train(data: Path, tmp_path: Path) -> None:

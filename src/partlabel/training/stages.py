@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,11 @@ from partlabel.training.teacher import Teacher
 from partlabel.training.trained import usable_checkpoint
 from partlabel.training.validation import Validation
 from partlabel.training.watcher import Watcher
+
+_UNTOLD = "hill"
+"""The loss in place of one that would be told of unknown labels, where nothing can be."""
+_OF_ALL = ("reduction",)
+"""The settings that it keeps."""
 
 
 class Run:
@@ -72,9 +79,11 @@ class Run:
             self.train = self.held_back(config.train.seed)[0]
         if first_of is not None and first_of.config.prior.sample is not None:
             self.train = sampled(self.train, config, first_of.config.prior.sample)
-        if self._teaches and not self.whole.store.counts().negatives.any():
-            what = f"{config.loss.name} needs labels that are verified absent, and there are none"
-            raise config.error("loss", "name", what=f"{what}; take hill, splc or entropy_max")
+        if self._untold:
+            what = "no label is verified absent, so nothing can be calibrated"
+            watcher.say(
+                f"warning: {what}: {config.loss.name} trains in one stage, as {_UNTOLD} does"
+            )
         # What is wrong with the second stage shows now, not when the first one has been trained.
         self._loss(None, online=config.needs_prior, images=1)
         self._order()
@@ -119,9 +128,18 @@ class Run:
         if self.processes.main:
             shutil.rmtree(self.posteriors, ignore_errors=True)
 
-    @property
+    @cached_property
     def _teaches(self) -> bool:
-        """Whether the loss is told of unknown labels, and there are any."""
+        """Whether the loss is told of unknown labels, and there is something to tell it by."""
+        return self._asks and bool(self.whole.store.counts().negatives.any())
+
+    @property
+    def _untold(self) -> bool:
+        """Whether the loss should be told of unknown labels, and cannot be."""
+        return self._asks and not self._teaches
+
+    @property
+    def _asks(self) -> bool:
         return self.config.needs_posterior and not self.whole.store.complete
 
     def prior(self) -> Prior | None:
@@ -216,6 +234,9 @@ class Run:
 
     def _loss(self, prior: Prior | None, *, online: bool, images: int | None = None) -> PartialLoss:
         config, classes = self.config, self.train.store.classes
+        if self._untold:
+            kept = {key: config.loss.params[key] for key in _OF_ALL if key in config.loss.params}
+            config = replace(config, loss=replace(config.loss, name=_UNTOLD, params=kept))
         known: dict[str, Any] = {
             "num_images": images or len(self.train.store),
             "num_classes": len(classes),
