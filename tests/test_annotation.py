@@ -126,7 +126,7 @@ def test_else_the_number_that_decides_is_said() -> None:
     truth = full.counts().positives.sum() / IMAGES
     found = recommend(random_per_annotation(full, drop=0.5, seed=1))
     assert (found.loss, "counts do not tell" in found.annotation) == ("auto", True)
-    said = float(found.why[0].split("would show ")[1].split()[0])
+    said = float(found.why[0].split("shows about ")[1].split()[0])
     assert said == pytest.approx(truth, rel=0.1)
     assert 'unknown = "ignore"' in found.one_training
 

@@ -493,7 +493,9 @@ class TestPrior:
 class TestOddData:
     def test_no_held_out_pairs_leave_the_logits_as_they_are(self) -> None:
         it = world("random", 0.5, line=(1.0, 0.0), images=4000, classes=10)
-        with pytest.warns(UserWarning, match="0 annotations were held out, of 0 states"):
+        with pytest.warns(
+            UserWarning, match="0 annotations were held out, 0 of them present: too few"
+        ):
             found = it._replace(held=NO_PAIRS).calibrated()
         assert (found.slope, found.offset) == (1, 0)
         assert found.random

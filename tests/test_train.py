@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -16,8 +17,9 @@ import torch
 
 from partlabel import LOSSES, LabelStore, Prior
 from partlabel.config import Config
-from partlabel.errors import PartlabelError
+from partlabel.errors import PartlabelError, UsageError
 from partlabel.losses import takes_posterior
+from partlabel.training.loop import Stopped
 from partlabel.training.processes import Processes
 from partlabel.training.stages import Run
 from tests.runs import finish, lines, make_data, settings, start, weights, write_run
@@ -282,6 +284,47 @@ def test_other_settings_in_the_same_folder_are_refused_with_the_difference(work:
     assert "optim.lr" in err
     assert "--fresh" in err
     assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("when", ["stage 1", "stage 2", "finished"])
+@pytest.mark.parametrize("purpose", ["training", "validation"])
+def test_other_labels_in_the_same_folder_are_refused(work: Path, when: str, purpose: str) -> None:
+    """As many of the same images and classes: labels that were imported again, and are others."""
+    values = settings(work)
+    if when == "finished":
+        train(values)
+    else:
+        with pytest.raises(Stopped):
+            train(values, StopIn(second=when == "stage 2"))
+    split = "train" if purpose == "training" else "val"
+    swapped(work / "data.labels", split)
+    with pytest.raises(UsageError, match=f"its {purpose} labels are others than they were") as seen:
+        train(values)
+    assert "--fresh" in str(seen.value)
+
+
+class StopIn(Quiet):
+    """Asks to stop in a stage."""
+
+    def __init__(self, *, second: bool) -> None:
+        super().__init__()
+        self.second = second
+
+    def stopping(self) -> bool:
+        there = any("estimating the prior" in text for text in self.said)
+        return there == self.second and self.done >= 3
+
+
+def swapped(path: Path, split: str) -> None:
+    """Turn one label of a split from present to absent or back."""
+    store = LabelStore.open(path)
+    ids = [store.images.show_id(row) for row in range(len(store))]
+    row = ids.index(store.split(split).images.show_id(0))
+    codes = np.array(store.codes)
+    codes[store.indptr[row]] ^= 1 << (8 * codes.itemsize - 1)
+    made = store.with_labels(np.array(store.indptr), codes)
+    shutil.rmtree(path) if not path.is_symlink() else path.unlink()
+    made.save(path)
 
 
 @pytest.mark.gpu

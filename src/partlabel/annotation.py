@@ -83,7 +83,8 @@ def recommend(store: LabelStore, counts: ClassCounts | None = None) -> Recommend
             (
                 "no label is verified absent, so a model that ignores unknown labels would predict "
                 "everything, and nothing can be calibrated",
-                "hill takes unknown labels as absent unless the model disagrees",
+                "hill takes unknown labels as absent unless the model disagrees; auto does the "
+                "same here",
             ),
         )
     if not positives:
@@ -115,10 +116,11 @@ def _partial(store: LabelStore, counts: ClassCounts) -> Recommendation:
         "auto",
         'ce with unknown = "ignore" where labels are missing at random, else selective with '
         'prior.source = "online"',
-        "some labels, by a rule that counts do not tell",
+        "some labels; counts do not tell by which rule",
         (
-            f"if unknown labels were present as often as annotated ones, an image would show "
-            f"{alike:.1f} of {number:,} classes; {shown:.1f} are known to be present",
-            "auto finds out whether they are, from the annotations and its first stage",
+            f"if unknown labels are present as often as annotated ones, an image shows about "
+            f"{alike:.1f} of {number:,} classes ({shown:.1f} are known to be present); if that is "
+            "far more than your images do, people annotated what they saw",
+            "auto finds out which it is, from the annotations and its first stage",
         ),
     )

@@ -81,7 +81,7 @@ def suggest(wrong: str, choices: Iterable[str], *, most: int = 12) -> str:
         >>> suggest("zzz", ["image_id", "label"])
         'there is: image_id, label'
     """
-    listed = list(choices)
+    listed = list(dict.fromkeys(choices))
     close = get_close_matches(wrong, listed, n=1, cutoff=0.7)
     if close:
         return f"did you mean {close[0]}?"

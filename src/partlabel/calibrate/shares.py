@@ -112,8 +112,8 @@ def _line(held: HeldOut, bare: Mask) -> tuple[float, float]:
     present = held.states[good] > 0
     if not (present.any() and not present.all()):
         warnings.warn(
-            f"{len(present)} annotations were held out, of {len(set(present.tolist()))} states: "
-            "the model's logits are taken as they are",
+            f"{len(present)} annotations were held out, {present.sum()} of them present: too few "
+            "to calibrate by, so the model's logits are taken as they are",
             stacklevel=3,
         )
         return 1.0, 0.0

@@ -108,6 +108,6 @@ def _show(folder: Path, result: dict[str, Any], *, as_json: bool) -> None:
         if key.startswith("ap_") and value is not None:
             rows[f"AP of {key[3:]}"] = f"{100 * value:.2f}"
     if result.get("best_map_c") is not None:
-        rows["best epoch"] = f"{100 * result['best_map_c']:.2f}"
-        rows["best of both, any epoch"] = f"{100 * result['reference_best']:.2f}"
+        rows["mAP(C), best epoch"] = f"{100 * result['best_map_c']:.2f}"
+        rows["the same, plain weights too"] = f"{100 * result['reference_best']:.2f}"
     terminal.rows("trained", rows)

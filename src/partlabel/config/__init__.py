@@ -235,7 +235,10 @@ write true
         try:
             return build_loss(self.loss.name, **self.loss.params, **given)
         except ValueError as error:
-            raise self.error("loss", "params", what=str(error)) from error
+            what = str(error)
+            if any(key not in settings_of(self.loss.name) for key in self.loss.params):
+                what += "; settings of another loss are left out with --set 'loss.params={}'"
+            raise self.error("loss", "params", what=what) from error
 
 
 def _check_together(config: Config) -> None:

@@ -9,13 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from partlabel.calibrate import Calibration, calibrate, calibrated_prior, information
+from partlabel.calibrate import (
+    Calibration,
+    HeldOut,
+    calibrate,
+    calibrated_prior,
+    information,
+    too_few,
+)
 from partlabel.config import Config
 from partlabel.errors import ClassMismatchError, PartlabelError, UsageError
 from partlabel.estimate import estimate_prior, sample_rows
 from partlabel.model import Classifier
 from partlabel.prior import Prior
-from partlabel.store import LabelStore
+from partlabel.store import ClassCounts, LabelStore
 from partlabel.tables import Rows
 from partlabel.training.asking import Source, Told, ask, head_of, together
 from partlabel.training.dataset import Skipped
@@ -54,7 +61,7 @@ class FirstStage:
             if self.run.processes.main:
                 prior.write(kept)
             self.run.processes.wait()
-        first.folder.refuse_other(first.config)
+        first.refuse_other()
         return Prior.read(kept)
 
     def _model_of(self, folder: RunFolder) -> Classifier:
@@ -141,6 +148,7 @@ class FirstStage:
                 samples = beside.samples
         with self._warnings():
             found = calibrate(told.seen, told.held, counts, images=images, samples=samples)
+        self.run.watcher.say(_found(found, told.held, counts, images))
         return found, calibrated_prior(found, told.seen, store.classes, counts, images=images)
 
     def _refuse_all_seen(self, folder: RunFolder) -> None:
@@ -160,7 +168,7 @@ class FirstStage:
     def teacher(self) -> Teacher:
         """Who tells the loss of unknown labels; its first table by the first stage."""
         config, whole, first = self.config, self.run.whole, self.run.first()
-        first.folder.refuse_other(first.config)
+        first.refuse_other()
         skipped: list[Skipped] = []
         teacher = Teacher(
             whole.store,
@@ -194,3 +202,20 @@ class FirstStage:
         learnt = None if sample is None else sample_rows(whole.store.images, sample, seed=seed)
         teacher.begin(model, batches, calibrated, frozen, learnt)
         return teacher
+
+
+def _found(what: Calibration, held: HeldOut, counts: ClassCounts, images: int) -> str:
+    """What a calibration found out, for people."""
+    known = counts.positives + counts.negatives
+    unknown = images - known
+    annotated = counts.positives.sum() / max(known.sum(), 1)
+    others = (what.share * unknown).sum() / max(unknown.sum(), 1)
+    if what.capped:
+        kind = f"annotation stopped at {counts.positives.max():,} present labels of a class"
+    else:
+        kind = f"labels are {'' if what.random else 'not '}missing at random"
+    shares = f"of annotated labels {annotated:.2%} are present, of unknown ones {others:.2%}"
+    present = int((held.states > 0).sum())
+    by = f"{len(held.states):,} labels that were held out, {present:,} of them present"
+    rough = "; so few that this is rough" if too_few(held) else ""
+    return f"as it seems, {kind}: {shares} (by {by}{rough})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -14,9 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from partlabel.classfile import write_rows
 from partlabel.config import Config
 from partlabel.errors import DataError, PartlabelError, StoreError, UsageError
+from partlabel.store import LabelStore
 from partlabel.tables import ImageTable
 from partlabel.training.checkpoint import newest
 
@@ -46,19 +50,24 @@ class RunFolder:
         """The complete settings of the run."""
         return Config.read(self.path / "config.toml")
 
-    def begin(self, config: Config, *, processes: int) -> None:
-        """Make the folder, or find that it belongs to the same settings."""
-        self.refuse_other(config)
+    def begin(self, config: Config, *, processes: int, labels: Mapping[str, str]) -> None:
+        """Make the folder, or find that it belongs to the same settings and labels."""
+        self.refuse_other(config, labels)
         self.path.mkdir(parents=True, exist_ok=True)
         config.write(self.path / "config.toml")
         self._wants_board = config.train.tensorboard
         if self._wants_board:
             _board_writer()  # is it there?
-        text = json.dumps(environment(processes), indent=2) + "\n"
+        text = json.dumps({**environment(processes), "labels": labels}, indent=2) + "\n"
         (self.path / "environment.json").write_text(text, encoding="utf-8")
 
-    def refuse_other(self, config: Config) -> None:
-        """Refuse other settings than those of the run that is here."""
+    def refuse_other(self, config: Config, labels: Mapping[str, str]) -> None:
+        """Refuse other settings, or other labels, than those of the run that is here.
+
+        Args:
+            config: The settings.
+            labels: By purpose what the labels are (:func:`fingerprint`).
+        """
         written = self.path / "config.toml"
         if not written.exists() or newest(self.checkpoints) is None:
             return
@@ -68,6 +77,15 @@ class RunFolder:
                 f"{self.path}: has a run with other settings ({difference(there, config)}); "
                 "choose another --out, or --fresh to start anew"
             )
+        try:
+            text = (self.path / "environment.json").read_text(encoding="utf-8")
+            known = json.loads(text).get("labels", {})
+        except (OSError, ValueError):  # for people: a run does without
+            return
+        for purpose, each in labels.items():
+            if known.get(purpose, each) != each:
+                what = f"{self.path}: its {purpose} labels are others than they were when it began"
+                raise UsageError(f"{what}; choose another --out, or --fresh to start anew")
 
     @contextmanager
     def nothing_left_of_a_mistake(self) -> Iterator[None]:
@@ -162,6 +180,14 @@ def difference(there: Config, here: Config) -> str:
     keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
     shown = [f"{key} is {old.get(key)!r} there, {new.get(key)!r} here" for key in keys[:3]]
     return "; ".join(shown) + (f"; {len(keys) - 3} more" if len(keys) > 3 else "")
+
+
+def fingerprint(store: LabelStore) -> str:
+    """Sixteen digits of the classes and the labels of a store, of images in this order."""
+    digest = hashlib.blake2b(f"{store.complete} {store.classes.ids}".encode(), digest_size=8)
+    for part in (store.indptr, store.codes):
+        digest.update(np.ascontiguousarray(part).data)
+    return digest.hexdigest()
 
 
 def environment(processes: int) -> dict[str, Any]:

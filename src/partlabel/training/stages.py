@@ -29,7 +29,7 @@ from partlabel.training.rundata import (
     training_part,
     validation_part,
 )
-from partlabel.training.runfolder import RunFolder
+from partlabel.training.runfolder import RunFolder, fingerprint
 from partlabel.training.saving import keep_best, resume
 from partlabel.training.supplies import Decoded, Supplies
 from partlabel.training.teacher import Teacher
@@ -65,6 +65,7 @@ class Run:
     ) -> None:
         self.config, self.processes, self.watcher = config, processes, watcher
         self.folder = RunFolder(config.out)
+        self._is_first = first_of is not None
         if first_of is None:
             self.whole = training_part(config)
             """What there is to train on, with all its annotations."""
@@ -95,12 +96,16 @@ class Run:
         """Do whatever is left to do, and give the result."""
         finished = self.processes.from_main(self.folder.finished())
         if finished is not None:
-            self.folder.refuse_other(self.config)
+            self.refuse_other()
+            if not self._is_first:
+                what = f"{self.folder.path} is finished, nothing is left to do"
+                self.watcher.say(f"{what}; --fresh starts anew")
             self._forget_posteriors()  # a kill may have left them
             return dict(finished)
         with self.folder.nothing_left_of_a_mistake():
             if self.processes.main:
-                self.folder.begin(self.config, processes=self.processes.world)
+                world = self.processes.world
+                self.folder.begin(self.config, processes=world, labels=self._fingerprints)
             self.processes.wait()
             prior = self.prior()
             if prior is not None and self.processes.main:
@@ -112,6 +117,15 @@ class Run:
         result = self._finish(trainer)
         self._forget_posteriors()
         return result
+
+    def refuse_other(self) -> None:
+        """Refuse a folder that belongs to other settings or labels."""
+        self.folder.refuse_other(self.config, self._fingerprints)
+
+    @cached_property
+    def _fingerprints(self) -> dict[str, str]:
+        parts = {"training": self.train, "validation": self.val}
+        return {name: fingerprint(part.store) for name, part in parts.items() if part is not None}
 
     def held_back(self, seed: int) -> tuple[Part, LabelStore]:
         """The data without some annotations, and those, as a run with this seed holds them out."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from partlabel.config import Config
@@ -25,6 +28,7 @@ class Validation:
     part: Part
     supplies: Supplies
     folder: RunFolder
+    _warned: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._named()  # a class that does not exist shows now, not after the first epoch
@@ -54,7 +58,8 @@ class Validation:
 
     def numbers(self, metric: AveragePrecision) -> dict[str, Any]:
         """What is logged about one model."""
-        result = metric.compute()
+        with self._warnings():
+            result = metric.compute()
         found: dict[str, Any] = {
             "map_c": result.map_c,
             "map_o": result.map_o,
@@ -63,6 +68,18 @@ class Validation:
         for name, index in self._named().items():
             found[f"ap_{name}"] = float(result.per_class[index])
         return found
+
+    @contextmanager
+    def _warnings(self) -> Iterator[None]:
+        """Say what we warn of, once."""
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            yield
+        for text in {str(warning.message) for warning in said} - self._warned:
+            what = f"warning: {self.part.name}, which is evaluated on: {text}"
+            cure = "for numbers evaluate on more images: import --val 0.3, or data.val=OTHER.labels"
+            self.supplies.watcher.say(f"{what}; {cure}")
+            self._warned.add(text)
 
     def _named(self) -> dict[str, int]:
         """The classes whose AP is wanted, by id or name."""
@@ -81,8 +98,9 @@ class Validation:
         if samples:
             sure = bootstrap(metric, samples=samples, seed=self.config.train.seed)
             found = {"map_c_interval": list(sure.map_c), "map_o_interval": list(sure.map_o)}
-        store, pairs, result = self.part.store, metric.collect(), metric.compute()
-        thresholds = choose_thresholds(metric, store.classes)
+        with self._warnings():
+            store, pairs, result = self.part.store, metric.collect(), metric.compute()
+            thresholds = choose_thresholds(metric, store.classes)
         folder = self.folder.path
         if self.supplies.processes.main:
             write_pairs(folder / "predictions.parquet", pairs, store)
