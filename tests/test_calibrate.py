@@ -504,7 +504,7 @@ class TestOddData:
     def test_held_out_pairs_of_one_state_are_not_fitted(self) -> None:
         it = world("random", 0.5, images=500, classes=3)
         only = it.held.states < 0
-        with pytest.warns(UserWarning, match="of 1 states"):
+        with pytest.warns(UserWarning, match="held out, 0 of them present: too few"):
             found = it._replace(held=HeldOut(*(column[only] for column in it.held))).calibrated()
         assert (found.slope, found.offset) == (1, 0)
 

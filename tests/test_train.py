@@ -303,6 +303,17 @@ def test_other_labels_in_the_same_folder_are_refused(work: Path, when: str, purp
     assert "--fresh" in str(seen.value)
 
 
+def test_evaluation_on_other_labels_than_in_training_warns(work: Path) -> None:
+    train(settings(work))
+    evaluate = ("evaluate", "--run", work / "run")
+    assert "other validation labels" not in finish(start(*evaluate))[1]
+    swapped(work / "data.labels", "val")
+    assert "has other validation labels than when" in finish(start(*evaluate))[1]
+    # labels that are named are wanted
+    named = ("--labels", work / "data.labels", "--split", "train")
+    assert "other validation labels" not in finish(start(*evaluate, *named))[1]
+
+
 class StopIn(Quiet):
     """Asks to stop in a stage."""
 

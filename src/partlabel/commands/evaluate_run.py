@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, cast
 
+from partlabel import terminal
 from partlabel.evaluate import Evaluation, evaluation_of
 from partlabel.metrics import AveragePrecision
 from partlabel.prediction.evaluating import labels_of, score_run
@@ -12,7 +13,7 @@ from partlabel.prediction.pictures import store_images
 from partlabel.scores.common import counted
 from partlabel.store import LabelStore
 from partlabel.training.processes import processes
-from partlabel.training.runfolder import RunFolder
+from partlabel.training.runfolder import RunFolder, fingerprint
 
 
 def labels_of_run(run: Path, labels: Path | None, split: str | None) -> tuple[Path, str | None]:
@@ -50,6 +51,7 @@ def collect_run(
         return AveragePrecision(count, **how)
 
     folder = RunFolder.existing(run)
+    _compare(folder, whole, split)
     with processes(device or folder.config.train.device) as here:
         path = cast(Path, whole.path)
         images = store_images(folder.config, path, split=split, kind=kind, root=root)
@@ -59,3 +61,14 @@ def collect_run(
     unread = len(images) - read
     left_out = [f"{counted(unread, 'image', 'images')} could not be read"] if unread else []
     return made, evaluation_of(made, whole.classes, run, left_out=left_out)
+
+
+def _compare(folder: RunFolder, whole: LabelStore, split: str | None) -> None:
+    """Warn where a run's own validation labels are no longer those that it was trained beside."""
+    path, own = labels_of(folder.config)
+    then = folder.labels.get("validation")
+    if then is None or split != own or path.resolve() != cast(Path, whole.path).resolve():
+        return
+    if fingerprint(whole.split(split) if split else whole) != then:
+        what = f"{path}: has other validation labels than when {folder.path} was trained"
+        terminal.warning(f"{what}; it may have learnt from some of these images", aside=True)

@@ -50,6 +50,18 @@ class RunFolder:
         """The complete settings of the run."""
         return Config.read(self.path / "config.toml")
 
+    @property
+    def labels(self) -> dict[str, str]:
+        """By purpose the fingerprints of the labels when the run began, as far as it has left them.
+
+        They are in a file for people, which a run does without.
+        """
+        try:
+            text = (self.path / "environment.json").read_text(encoding="utf-8")
+            return dict(json.loads(text).get("labels", {}))
+        except (OSError, ValueError, AttributeError, TypeError):
+            return {}
+
     def begin(self, config: Config, *, processes: int, labels: Mapping[str, str]) -> None:
         """Make the folder, or find that it belongs to the same settings and labels."""
         self.refuse_other(config, labels)
@@ -77,11 +89,7 @@ class RunFolder:
                 f"{self.path}: has a run with other settings ({difference(there, config)}); "
                 "choose another --out, or --fresh to start anew"
             )
-        try:
-            text = (self.path / "environment.json").read_text(encoding="utf-8")
-            known = json.loads(text).get("labels", {})
-        except (OSError, ValueError):  # for people: a run does without
-            return
+        known = self.labels
         for purpose, each in labels.items():
             if known.get(purpose, each) != each:
                 what = f"{self.path}: its {purpose} labels are others than they were when it began"
