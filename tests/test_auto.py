@@ -128,7 +128,7 @@ def test_a_run_that_is_done_does_nothing(whole: Path, tmp_path: Path) -> None:
     watcher = Quiet()
     config = RunFolder(copy).config.replaced(out=str(copy))
     Run(config, processes=Processes(), watcher=watcher)()
-    assert watcher.said == []
+    assert watcher.said == [f"{copy} is finished, nothing is left to do; --fresh starts anew"]
     assert (copy / "metrics.jsonl").stat().st_mtime_ns == before
     assert not (copy / "posteriors").exists()
 

@@ -105,7 +105,7 @@ def main() -> NoReturn:
             terminal.error(_usage(error))
         code = 2
     except (KeyboardInterrupt, typer.Abort):
-        terminal.error("interrupted; files are replaced whole or left as they were")
+        terminal.error("interrupted; files are replaced whole or left untouched")
         code = 130
     except BrokenPipeError:
         os.dup2(

@@ -146,7 +146,7 @@ write true
                 raise self.error(*path, "preset", what="has no effect here; set [train] preset")
             values[section].update(keys)
             known.update({(section, key): self.places(*path, key) for key in keys})
-        kept = {key: self.loss.params[key] for key in ("reduction",) if key in self.loss.params}
+        kept = self._of_all_losses
         values["loss"] = {"name": "ce", "params": {**kept, "unknown": "ignore"}}
         values["prior"] = {"source": "none"}
         if self.needs_posterior:
@@ -161,6 +161,15 @@ write true
         config = replace(table(Config, values, places), places=places)
         _check_together(config)
         return config
+
+    def untold(self) -> Config:
+        """The settings where the loss would be told of unknown labels and cannot be: hill's."""
+        return replace(self, loss=replace(self.loss, name="hill", params=self._of_all_losses))
+
+    @property
+    def _of_all_losses(self) -> dict[str, Any]:
+        """The settings of the loss that any other has too."""
+        return {key: self.loss.params[key] for key in ("reduction",) if key in self.loss.params}
 
     def to_dict(self) -> dict[str, Any]:
         """All settings as nested tables, as a file has them; what is left open is not there."""

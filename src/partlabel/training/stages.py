@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -36,11 +35,6 @@ from partlabel.training.teacher import Teacher
 from partlabel.training.trained import usable_checkpoint
 from partlabel.training.validation import Validation
 from partlabel.training.watcher import Watcher
-
-_UNTOLD = "hill"
-"""The loss in place of one that would be told of unknown labels, where nothing can be."""
-_OF_ALL = ("reduction",)
-"""The settings that it keeps."""
 
 
 class Run:
@@ -82,9 +76,8 @@ class Run:
             self.train = sampled(self.train, config, first_of.config.prior.sample)
         if self._untold:
             what = "no label is verified absent, so nothing can be calibrated"
-            watcher.say(
-                f"warning: {what}: {config.loss.name} trains in one stage, as {_UNTOLD} does"
-            )
+            as_does = f"trains in one stage, as {config.untold().loss.name} does"
+            watcher.say(f"warning: {what}: {config.loss.name} {as_does}")
         # What is wrong with the second stage shows now, not when the first one has been trained.
         self._loss(None, online=config.needs_prior, images=1)
         self._order()
@@ -247,10 +240,8 @@ class Run:
         )
 
     def _loss(self, prior: Prior | None, *, online: bool, images: int | None = None) -> PartialLoss:
-        config, classes = self.config, self.train.store.classes
-        if self._untold:
-            kept = {key: config.loss.params[key] for key in _OF_ALL if key in config.loss.params}
-            config = replace(config, loss=replace(config.loss, name=_UNTOLD, params=kept))
+        config = self.config.untold() if self._untold else self.config
+        classes = self.train.store.classes
         known: dict[str, Any] = {
             "num_images": images or len(self.train.store),
             "num_classes": len(classes),
