@@ -117,6 +117,8 @@ def test_a_run_has_two_stages_a_prior_and_no_tables_at_its_end(whole: Path) -> N
     found = [(entry.positives, entry.negatives) for entry in prior.classes.values()]
     assert found == list(zip(counts.positives.tolist(), counts.negatives.tolist(), strict=True))
     said = json.loads((whole.parent / "said.json").read_text())
+    (found,) = (text for text in said if text.startswith("as it seems, "))
+    assert "missing at random: of annotated labels" in found
     assert "asking it about 48 images" in said
     assert json.loads((whole / "result.json").read_text())["map_c"] > 0.8
 

@@ -229,6 +229,24 @@ def test_the_average_alone(work: Path) -> None:
     assert ones[-1]["reference_best"] == max(pairs)
 
 
+def test_a_validation_set_that_scores_nothing_is_said_once(work: Path) -> None:
+    """With its name and what would do, not in every epoch and without file and line."""
+    store = LabelStore.open(work / "data.labels")
+    (work / "data.labels").unlink()
+    there = store.split("val").images
+    ids = {there.show_id(row) for row in range(len(there))}
+    kept = [store.images.show_id(row) not in ids for row in range(len(store))]
+    lengths = np.diff(store.indptr)
+    codes = np.array(store.codes)[np.repeat(kept, lengths)]
+    indptr = np.concatenate([[0], np.cumsum(lengths * kept)])
+    store.with_labels(indptr, codes).save(work / "data.labels")
+    watcher = Quiet()
+    train(settings(work, prior={"source": "none"}, train={"epochs": 3}), watcher)
+    (said,) = (text for text in watcher.said if "no class has both" in text)
+    assert "which is evaluated on" in said
+    assert "import --val" in said
+
+
 @pytest.mark.parametrize("augment", ["none", "paper"])
 def test_resident_is_streamed(work: Path, augment: str) -> None:
     for resident in (False, True):

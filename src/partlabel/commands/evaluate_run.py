@@ -13,7 +13,7 @@ from partlabel.prediction.pictures import store_images
 from partlabel.scores.common import counted
 from partlabel.store import LabelStore
 from partlabel.training.processes import processes
-from partlabel.training.runfolder import RunFolder, fingerprint
+from partlabel.training.runfolder import RunFolder, labels_digest
 
 
 def labels_of_run(run: Path, labels: Path | None, split: str | None) -> tuple[Path, str | None]:
@@ -69,6 +69,6 @@ def _compare(folder: RunFolder, whole: LabelStore, split: str | None) -> None:
     then = folder.labels.get("validation")
     if then is None or split != own or path.resolve() != cast(Path, whole.path).resolve():
         return
-    if fingerprint(whole.split(split) if split else whole) != then:
+    if labels_digest(whole.split(split) if split else whole) != then:
         what = f"{path}: has other validation labels than when {folder.path} was trained"
         terminal.warning(f"{what}; it may have learnt from some of these images", aside=True)

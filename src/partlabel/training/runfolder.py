@@ -52,7 +52,7 @@ class RunFolder:
 
     @property
     def labels(self) -> dict[str, str]:
-        """By purpose the fingerprints of the labels when the run began, as far as it has left them.
+        """By purpose the digests of the labels when the run began, as far as it has left them.
 
         They are in a file for people, which a run does without.
         """
@@ -78,7 +78,7 @@ class RunFolder:
 
         Args:
             config: The settings.
-            labels: By purpose what the labels are (:func:`fingerprint`).
+            labels: By purpose what the labels are (:func:`labels_digest`).
         """
         written = self.path / "config.toml"
         if not written.exists() or newest(self.checkpoints) is None:
@@ -190,8 +190,11 @@ def difference(there: Config, here: Config) -> str:
     return "; ".join(shown) + (f"; {len(keys) - 3} more" if len(keys) > 3 else "")
 
 
-def fingerprint(store: LabelStore) -> str:
-    """Sixteen digits of the classes and the labels of a store, of images in this order."""
+def labels_digest(store: LabelStore) -> str:
+    """Sixteen digits of the classes and the labels of a store, of images in this order.
+
+    Without the ids of the images, which for millions of them cost gigabytes to look at.
+    """
     digest = hashlib.blake2b(f"{store.complete} {store.classes.ids}".encode(), digest_size=8)
     for part in (store.indptr, store.codes):
         digest.update(np.ascontiguousarray(part).data)

@@ -28,7 +28,7 @@ from partlabel.training.rundata import (
     training_part,
     validation_part,
 )
-from partlabel.training.runfolder import RunFolder, fingerprint
+from partlabel.training.runfolder import RunFolder, labels_digest
 from partlabel.training.saving import keep_best, resume
 from partlabel.training.supplies import Decoded, Supplies
 from partlabel.training.teacher import Teacher
@@ -81,8 +81,7 @@ class Run:
         # What is wrong with the second stage shows now, not when the first one has been trained.
         self._loss(None, online=config.needs_prior, images=1)
         self._order()
-        self._validation()
-        if config.train.early_stop is not None and self.val is None:
+        if self._validation is None and config.train.early_stop is not None:
             raise config.error("train", "early_stop", what="there is nothing to evaluate on")
 
     def __call__(self) -> dict[str, Any]:
@@ -98,7 +97,7 @@ class Run:
         with self.folder.nothing_left_of_a_mistake():
             if self.processes.main:
                 world = self.processes.world
-                self.folder.begin(self.config, processes=world, labels=self._fingerprints)
+                self.folder.begin(self.config, processes=world, labels=self._digests)
             self.processes.wait()
             prior = self.prior()
             if prior is not None and self.processes.main:
@@ -113,12 +112,12 @@ class Run:
 
     def refuse_other(self) -> None:
         """Refuse a folder that belongs to other settings or labels."""
-        self.folder.refuse_other(self.config, self._fingerprints)
+        self.folder.refuse_other(self.config, self._digests)
 
     @cached_property
-    def _fingerprints(self) -> dict[str, str]:
+    def _digests(self) -> dict[str, str]:
         parts = {"training": self.train, "validation": self.val}
-        return {name: fingerprint(part.store) for name, part in parts.items() if part is not None}
+        return {name: labels_digest(part.store) for name, part in parts.items() if part is not None}
 
     def held_back(self, seed: int) -> tuple[Part, LabelStore]:
         """The data without some annotations, and those, as a run with this seed holds them out."""
@@ -213,7 +212,7 @@ class Run:
             self._order(),
             model,
             self._loss(prior, online=online).to(device),
-            self._validation(),
+            self._validation,
             self._online() if online else None,
             teacher,
         )
@@ -271,6 +270,7 @@ class Run:
         except ValueError as error:
             raise self.config.error("train", "batch_size", what=str(error)) from error
 
+    @cached_property
     def _validation(self) -> Validation | None:
         if self.val is None:
             return None
@@ -281,7 +281,7 @@ class Run:
         if trainer.ended and trainer.best_step != trainer.done:
             keep_best(trainer)
         result: dict[str, Any] = {"steps": trainer.done, "images": len(self.train.store)}
-        validation = self._validation()
+        validation = self._validation
         if validation is not None:
             self.processes.copy_from_main(trainer.average.tensors)
             metric = validation.score({"average": trainer.average.model})["average"]
