@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from partlabel.errors import UsageError
+from partlabel.training.allocation import keep_freed_memory
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,8 @@ def processes(device: str = "auto") -> Iterator[Processes]:
     chosen = _device(device, local)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
+    else:
+        keep_freed_memory()
     together = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     joined = world > 1 and not dist.is_initialized()
     talk = None
