@@ -28,6 +28,7 @@ from partlabel.compare import Comparison
 from partlabel.compare.results import RESULTS, Table, read_results
 
 TABLES = ("per_class", "priors")
+CPU_KERNELS = Path(__file__).with_name("cpu_kernels.py")
 _BETWEEN = 10.0  # seconds
 
 
@@ -39,6 +40,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, help="folder of the tables that are kept")
     parser.add_argument("--jobs", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
+    parser.add_argument("--cpu", action="store_true", help="with the kernels of cpu_kernels.py")
     parser.add_argument("--no-mps", action="store_true", help="leave MPS as it is")
     parser.add_argument("--set", action="append", default=[], dest="sets")
     options = parser.parse_args()
@@ -86,7 +88,8 @@ def parts_of(file: Path, options: argparse.Namespace) -> list[tuple[Path, list[s
         if (whole.folder / RESULTS).is_file() and not (folder / RESULTS).is_file():
             shutil.copy(whole.folder / RESULTS, folder)
         sets = [*options.sets, f'compare.schemes=["{scheme}"]', f"compare.seeds=[{seed}]"]
-        command = [sys.executable, "-m", "partlabel", "compare", str(file), "--no-report"]
+        program = [str(CPU_KERNELS)] if options.cpu else ["-m", "partlabel"]
+        command = [sys.executable, *program, "compare", str(file), "--no-report"]
         command += ["--out", str(folder), *(word for each in sets for word in ("--set", each))]
         found.append((folder, command))
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -133,3 +134,15 @@ def test_a_table_of_some_methods_and_of_one_seed(tmp_path: Path) -> None:
     assert "±" not in told
     assert "Negative" not in told
     assert told.count("| Auto |") == 1
+
+
+@pytest.mark.skipif(
+    shutil.which("c++") is None
+    or not Path("/proc/cpuinfo").exists()
+    or "avx512_bf16" not in Path("/proc/cpuinfo").read_text(),
+    reason="needs a C++ compiler and a processor with AVX-512 and bfloat16",
+)
+def test_kernels_for_cpus_compute_what_pytorch_computes() -> None:
+    printed = script("cpu_kernels.py", "--check")
+    assert len(re.findall("^depthwise", printed, re.MULTILINE)) == 5
+    assert len(re.findall("^normalise", printed, re.MULTILINE)) == 3
