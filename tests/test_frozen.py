@@ -95,8 +95,8 @@ def test_scores_are_those_of_labels_that_were_not_held_out(
     shown = states.clone()
     shown[position, classes] = 0
     sums = FeatureSums(features.shape[1], 6)
-    sums.update(features, shown > 0)
-    wanted = sums.discriminant().scores(features, shown > 0)
+    sums.update(features, shown)
+    wanted = sums.discriminant().scores(features, shown)
     (told,) = ask(source, batches, rows, held, processes=Processes())
     found = wanted[position, classes].numpy()
     np.testing.assert_allclose(told.held.logits, found, rtol=1e-3, atol=1e-3)
@@ -326,4 +326,5 @@ def test_what_is_held_out_is_not_learnt_from(
     store = LabelStore.open(work / "data.labels").split("train")
     left, held = hold_out(store, held_out_share(store.counts()), seed=0)
     assert held.counts().positives.sum() > 3
-    assert counts[0].tolist() == left.counts().positives.tolist()
+    assert counts[0][0].tolist() == left.counts().positives.tolist()
+    assert counts[0][1].tolist() == left.counts().negatives.tolist()

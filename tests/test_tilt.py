@@ -6,55 +6,150 @@ import numpy as np
 import pytest
 import torch
 
-from partlabel.calibrate import FeatureSums, HeldOut, Samples, calibrate, information, share_present
+from partlabel.calibrate import (
+    Discriminant,
+    FeatureSums,
+    HeldOut,
+    Samples,
+    calibrate,
+    information,
+    share_present,
+)
 from partlabel.histogram import LogitHistogram
 from partlabel.store import ClassCounts
 from tests.test_calibrate import histogram
 
 
-def discriminant(features: torch.Tensor, present: torch.Tensor) -> FeatureSums:
-    sums = FeatureSums(features.shape[1], present.shape[1])
-    sums.update(features, present)
-    return sums
+def discriminant(features: torch.Tensor, states: torch.Tensor) -> Discriminant:
+    sums = FeatureSums(features.shape[1], states.shape[1])
+    sums.update(features, states)
+    return sums.discriminant()
 
 
-def plain_score(features: np.ndarray, learnt: np.ndarray, at: int) -> float:
-    """The score of one image by the images that are known to show the class: the docs' formula."""
-    mean = features.mean(0)
-    covariance = np.cov(features.T, bias=True)
-    ridge = 3 * np.trace(covariance) / len(covariance) * np.eye(len(covariance))
-    return float(
-        (features[at] - mean) @ np.linalg.solve(covariance + ridge, features[learnt].mean(0) - mean)
-    )
+class Plain:
+    """One class, as the docs have it, image by image; ``without`` leaves an image's label out."""
+
+    def __init__(self, features: np.ndarray, states: np.ndarray, ridge: float) -> None:
+        self.x, self.states = features - features.mean(0), states
+        covariance = np.cov(features.T, bias=True)
+        size = np.trace(covariance) / len(covariance)
+        self.metric = np.linalg.inv(covariance + ridge * size * np.eye(len(covariance)))
+        self.k, self.l = (states > 0).sum(), (states < 0).sum()
+        mean_own = np.trace(covariance @ self.metric)
+        self.share = 0.0
+        if self.k > 1 and self.l > 0:
+            present, absent = self.x[states > 0].sum(0), self.x[states < 0].sum(0)
+            square = (present @ self.metric @ present - self.k * mean_own) / self.k / (self.k - 1)
+            across = present @ self.metric @ absent / self.k / self.l
+            if square > across:
+                self.share = min(max(-across / (square - across), 0.0), 0.9)
+        self.every = [self.score(i) for i in range(len(features))]
+        d, w = self.direction()
+        self.parting = (d @ self.metric @ d - mean_own / w) / np.std(self.every)
+
+    def direction(self, without: int = -1) -> tuple[np.ndarray, float]:
+        d, w = np.zeros(self.x.shape[1]), 0.0
+        for i, state in enumerate(self.states):
+            if state and i != without:
+                worth = 1 - self.share if state > 0 else -self.share
+                d, w = d + worth * self.x[i], w + worth**2
+        return d / (w or 1.0), w
+
+    def score(self, at: int, without: int = -1) -> float:
+        return float(self.x[at] @ self.metric @ self.direction(without)[0])
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_label_is_left_out_of_its_own_score(seed: int) -> None:
+def drawn_labels(seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Features of 60 images and states of a rare, a middling and a frequent class."""
     rng = np.random.default_rng(seed)
-    features = rng.normal(size=(30, 5)) * [1, 2, 0.5, 3, 1] + rng.normal(size=5)
-    present = rng.random((30, 3)) < [0.2, 0.5, 0.3]
-    found = discriminant(torch.from_numpy(features), torch.from_numpy(present)).discriminant()
+    present = rng.random((60, 3)) < [0.15, 0.4, 0.6]
+    features = rng.normal(size=(60, 5)) * [1, 2, 0.5, 3, 1] + rng.normal(size=5)
+    features += present @ rng.normal(size=(3, 5))
+    return features, np.where(rng.random((60, 3)) < 0.6, np.where(present, 1, -1), 0)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_label_is_left_out_of_its_own_score(seed: int) -> None:
+    features, states = drawn_labels(seed)
+    found = discriminant(torch.from_numpy(features), torch.from_numpy(states))
     inputs = torch.from_numpy(features).float()
-    scores = found.scores(inputs, torch.from_numpy(present)).numpy()
+    scores = found.scores(inputs, torch.from_numpy(states)).numpy()
     plain = found.scores(inputs).numpy()
     for c in range(3):
-        rows = np.flatnonzero(present[:, c])
-        assert len(rows) > 1
-        usual = np.std([plain_score(features, rows, i) for i in range(30)])
-        for i in range(30):
-            others = plain_score(features, rows[rows != i], i) / usual
+        tries = [Plain(features, states[:, c], ridge) for ridge in (1, 3, 10, 30)]
+        best = max(tries, key=lambda each: each.parting)
+        assert found.ridge[c] == tries.index(best)
+        assert found.share[c] == pytest.approx(best.share, abs=1e-5)
+        usual = np.std(best.every)
+        for i in range(60):
+            others = best.score(i, without=i) / usual
             assert scores[i, c] == pytest.approx(2.5 * np.arcsinh(others / 2.5), abs=1e-4)
-            both = plain_score(features, rows, i) / usual
+            both = best.every[i] / usual
             assert plain[i, c] == pytest.approx(2.5 * np.arcsinh(both / 2.5), abs=1e-4)
 
 
+def world(share: float, known: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, np.ndarray]:
+    """Features of 3,000 images, so many known labels of each state, and who shows the class."""
+    rng = np.random.default_rng(seed)
+    present = rng.random(3000) < share
+    features = rng.normal(size=(3000, 40)) + 0.5 * present[:, None] * (np.arange(40) < 8)
+    states = np.zeros((3000, 1), np.int8)
+    for state, where in ((1, present), (-1, ~present)):
+        states[rng.choice(np.flatnonzero(where), known, replace=False)] = state
+    return torch.from_numpy(features), torch.from_numpy(states), present
+
+
+def parted(found: Discriminant, features: torch.Tensor, where: np.ndarray) -> float:
+    """By how many deviations some images score above others."""
+    scores = found.scores(features)[:, 0].numpy()
+    return float(scores[where].mean() - scores[~where].mean())
+
+
+def test_absent_labels_tell_of_a_frequent_class_and_leave_a_rare_one_alone() -> None:
+    gains = {}
+    for share in (0.02, 0.5):
+        shares, by_both, by_present = [], [], []
+        for seed in range(5):
+            features, states, present = world(share, 40, seed)
+            both = discriminant(features, states)
+            shares.append(both.share.item())
+            by_both.append(parted(both, features, present))
+            by_present.append(
+                parted(discriminant(features, states.clamp(min=0)), features, present)
+            )
+        assert np.mean(shares) == pytest.approx(share, abs=0.1)
+        gains[share] = np.mean(by_both) / np.mean(by_present)
+    assert gains[0.5] > 1.1
+    assert gains[0.02] == pytest.approx(1, abs=0.05)
+
+
+def test_absent_labels_that_are_no_sample_are_left_alone() -> None:
+    """People look where the class might be: those images are between the others."""
+    features, states, _ = world(0.1, 40, 0)
+    features[states[:, 0] < 0] += 0.3 * (torch.arange(40) < 8)
+    found, without = (discriminant(features, each) for each in (states, states.clamp(min=0)))
+    assert found.share.item() == 0
+    torch.testing.assert_close(found.scores(features), without.scores(features))
+
+
+def test_scores_do_not_know_their_labels() -> None:
+    """Where features say nothing, known labels score as unknown ones do, whatever the ridge."""
+    rng = np.random.default_rng(0)
+    features = torch.from_numpy(rng.normal(size=(500, 100)))
+    states = torch.from_numpy(rng.choice([1, -1, 0], (500, 40), p=[0.1, 0.2, 0.7]))
+    scores = discriminant(features, states).scores(features, states)
+    for state in (1, -1):
+        there = scores[states == state]
+        assert abs(there.mean()) < 4 / np.sqrt(len(there))
+
+
 def test_the_only_label_of_a_class_scores_nothing() -> None:
-    features, present = torch.randn(9, 4), torch.zeros(9, 2, dtype=torch.bool)
-    present[3, 0] = True
-    scores = discriminant(features, present).discriminant().scores(features, present)
+    features, states = torch.randn(9, 4), torch.zeros(9, 3, dtype=torch.int8)
+    states[3, 0], states[4, 2] = 1, -1
+    scores = discriminant(features, states).scores(features, states)
     assert scores[3, 0] == 0
     assert scores[:, 0].abs().max() > 0.1
-    assert (scores[:, 1] == 0).all()  # nothing is known of it
+    assert (scores[:, 1:] == 0).all()  # nothing is known of it, or no label is present
 
 
 def samples(

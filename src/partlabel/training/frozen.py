@@ -72,7 +72,7 @@ class Frozen:
         processes: Processes,
         seen_by: Seen | None = None,
     ) -> Source:
-        """Scores by the present labels of some images but those held out, each without itself.
+        """Scores by the labels of some images but those held out, each without itself.
 
         Args:
             batches: Of images with all their labels, held-out ones too.
@@ -89,7 +89,7 @@ class Frozen:
                 seen_by.see(batch)
             if len(batch.there):
                 features = self.features(batch.images)
-                sums.update(features, shown_of(batch, held).rest > 0)
+                sums.update(features, shown_of(batch, held).rest)
                 if keep:
                     self._kept.update(zip(batch.there.tolist(), features, strict=True))
         for tensor in sums.tensors():
@@ -97,7 +97,7 @@ class Frozen:
         found = sums.discriminant()
 
         def logits(batch: OnDevice, shown: Tensor) -> list[Tensor]:
-            return [found.scores(self._again(batch), shown > 0)]
+            return [found.scores(self._again(batch), shown)]
 
         return Source(1, logits, sampled=True)
 
