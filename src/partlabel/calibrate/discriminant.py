@@ -63,15 +63,23 @@ class FeatureSums:
         variances, axes = torch.linalg.eigh(covariance.cpu())
         variances, axes = variances.clamp(min=0).to(mean.device), axes.to(mean.device)
         least = variances.mean().clamp(min=1e-12)
-        sums = (self.by_state - self.labels[..., None] * mean) @ axes
+        present, absent = (self.by_state - self.labels[..., None] * mean) @ axes
         inverse = torch.stack([1 / (variances + ridge * least) for ridge in _RIDGES])
-        tries = [_tried(*sums, self.labels, variances, each) for each in inverse]
+        tries = [_tried(present, absent, self.labels, variances, each) for each in inverse]
         shares, spreads, parting = (torch.stack(part) for part in zip(*tries, strict=True))
         best = parting.argmax(0, keepdim=True)
         share, spread = shares.gather(0, best)[0], spreads.gather(0, best)[0]
-        directions = _joined(*sums, share) * inverse[best[0]]
-        parts = (mean, axes, inverse, directions.T, share, spread.clamp(min=1e-12), self.labels)
-        return Discriminant(*(part.float() for part in parts), best[0])
+        directions = _joined(present, absent, share) * inverse[best[0]]
+        return Discriminant(
+            mean.float(),
+            axes.float(),
+            inverse.float(),
+            directions.T.float(),
+            share.float(),
+            spread.clamp(min=1e-12).float(),
+            self.labels.float(),
+            best[0],
+        )
 
 
 def _tried(
@@ -103,7 +111,7 @@ def _tried(
     told = (n > 1) & (m > 0) & (square > across)
     share = torch.where(told, -across / torch.where(told, square - across, 1.0), 0.0)
     share = share.clamp(0, _MOST)
-    weight, sums = _weight(share, *labels), _joined(present, absent, share)
+    weight, sums = _weight(share, n, m), _joined(present, absent, share)
     spread = ((sums * inverse) ** 2 @ variances).sqrt()
     distance = (sums**2 @ inverse) - weight * own
     return share, spread, distance / (weight * spread).clamp(min=_NONE)
@@ -159,7 +167,7 @@ class Discriminant:
         inside = (features.float() - self.mean) @ self.axes
         scores = inside @ self.directions
         if states is not None:
-            weight = _weight(self.share, *self.labels)
+            weight = _weight(self.share, self.labels[0], self.labels[1])
             added = (states > 0) * (1 - self.share) - (states < 0) * self.share
             own = (inside.square() @ self.inverse.T)[:, self.ridge]
             others = weight - added**2
