@@ -211,6 +211,7 @@ extern "C" void norm_forward(bf16* z, const bf16* x, const float* weight, const 
         mean[c] = middle + first[c], inverse[c] = 1 / std::sqrt(variance[c] + eps);
         gain[c] = weight[c] * inverse[c], add[c] = bias[c] - mean[c] * gain[c];
     }
+    // Of two numbers max and min give the second where one is NaN: so NaN stays.
     __m512 low = _mm512_set1_ps(relu6 ? 0.f : -INFINITY);
     __m512 high = _mm512_set1_ps(relu6 ? 6.f : INFINITY);
     for (long from = 0; from < M; from += ROWS) {
@@ -220,7 +221,7 @@ extern "C" void norm_forward(bf16* z, const bf16* x, const float* weight, const 
     __m512 e = _mm512_maskz_loadu_ps(FULL, &add[c]);                            \
     for (long r = from; r < to; r++) {                                          \
         __m512 y = _mm512_fmadd_ps(LOAD(x + r * C + c), g, e);                  \
-        STORE(z + r * C + c, _mm512_min_ps(_mm512_max_ps(y, low), high));       \
+        STORE(z + r * C + c, _mm512_min_ps(high, _mm512_max_ps(low, y)));       \
     }
         OVER_CHANNELS(APPLY)
     }

@@ -17,9 +17,12 @@ _RIDGES = (1.0, 3.0, 10.0, 30.0)
 """Added to the variance in every direction, in units of their mean: each class has one of them."""
 _MOST = 0.9
 """The largest share of images that a class is taken to be in."""
+_CLEAR = 2.0
+"""Deviations that present labels must be from all images, before a share is told by them."""
 _SOFT = 2.5
 """Deviations from which on scores grow by their logarithm; log odds do about that."""
 _NONE = 1e-9
+"""What is divided by is no less."""
 
 
 class FeatureSums:
@@ -62,9 +65,9 @@ class FeatureSums:
         # On the CPU, where the same numbers give the same axes whatever the device.
         variances, axes = torch.linalg.eigh(covariance.cpu())
         variances, axes = variances.clamp(min=0).to(mean.device), axes.to(mean.device)
-        least = variances.mean().clamp(min=1e-12)
+        mean_variance = variances.mean().clamp(min=1e-12)
         present, absent = (self.by_state - self.labels[..., None] * mean) @ axes
-        inverse = torch.stack([1 / (variances + ridge * least) for ridge in _RIDGES])
+        inverse = torch.stack([1 / (variances + ridge * mean_variance) for ridge in _RIDGES])
         tries = [_tried(present, absent, self.labels, variances, each) for each in inverse]
         shares, spreads, parting = (torch.stack(part) for part in zip(*tries, strict=True))
         best = parting.argmax(0, keepdim=True)
@@ -105,10 +108,13 @@ def _tried(
     """
     n, m = labels
     own = variances @ inverse  # what a label adds to the square of a sum, on average
+    noise = (variances * inverse).square().sum().sqrt()  # deviation of a product of two labels
     square = ((present**2 @ inverse) - n * own) / (n * (n - 1)).clamp(min=1)
     across = ((present * absent) @ inverse) / (n * m).clamp(min=1)
-    # square is (1 - s)^2 d^2, across -s (1 - s) d^2
-    told = (n > 1) & (m > 0) & (square > across)
+    # square is (1 - s)^2 d^2, across -s (1 - s) d^2: by that less its error, since it is better to
+    # do without absent labels than to take those of a rare class for something
+    across = (across + noise / (n * m).clamp(min=1).sqrt()).clamp(max=0)
+    told = (n > 1) & (m > 0) & (square > _CLEAR * noise * (2 / (n * (n - 1)).clamp(min=1)).sqrt())
     share = torch.where(told, -across / torch.where(told, square - across, 1.0), 0.0)
     share = share.clamp(0, _MOST)
     weight, sums = _weight(share, n, m), _joined(present, absent, share)

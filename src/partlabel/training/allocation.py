@@ -14,8 +14,9 @@ import sys
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as in malloc.h
 _KEPT = 2**31 - 1
 """Bytes at the end of the heap that may be free; what is more goes back to the system."""
-_LARGE = 2**30
-"""From so many bytes on an array is the system's: images that are resident, not activations."""
+_LARGE = 2**30, 2**25
+"""From so many bytes on an array is the system's: images that are resident, not activations. The
+second is the most that glibc takes before 2.35."""
 
 
 def keep_freed_memory() -> bool:
@@ -30,4 +31,5 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
     if mallopt is None:
         return False
-    return bool(mallopt(_MMAP_THRESHOLD, _LARGE) and mallopt(_TRIM_THRESHOLD, _KEPT))
+    taken = any(mallopt(_MMAP_THRESHOLD, size) for size in _LARGE)
+    return taken and bool(mallopt(_TRIM_THRESHOLD, _KEPT))
