@@ -4,7 +4,7 @@
     python benchmarks/cpu_kernels.py compare FILE.toml --set train.precision=bf16 ...
 
 Takes the arguments of partlabel. Gradients of depthwise convolutions are most of the time of a step
-of EfficientNet there; batch normalisation and ReLU6 go over memory four times as often as needed.
+of EfficientNet there; batch normalisation and ReLU6 by themselves go over memory more than once.
 What is computed is the same, up to the rounding of bfloat16: `--check` compares with PyTorch in
 float64. Needs a processor with AVX-512 and bfloat16, and a C++ compiler; one thread a process
 (`OMP_NUM_THREADS=1`), so run as many processes as there are cores (`benchmarks/study.py --cpu`).

@@ -2,7 +2,7 @@
 
 Activations are megabytes, which glibc asks the system for one by one and gives back when they are
 freed. So each step touches all its pages for the first time again, and the system clears them:
-that takes up to a third of the time. A GPU's memory is kept by PyTorch.
+that takes up to two fifths of the time (benchmarks/allocation.py). PyTorch itself keeps a GPU's.
 """
 
 from __future__ import annotations
